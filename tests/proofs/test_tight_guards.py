@@ -203,10 +203,16 @@ def test_the_largest_value_of_a_format():
 
 
 def integer_forms() -> list[IntegerForm]:
-    """Every arithmetic with each number of fraction bits, and each rounding of its terms."""
-    found = {IntegerForm(numbers()[name], row.spec.a, row.spec.b, row.model.result) for name, row in step_rows().items()}
-    changed = [{"fraction_bits": bits, "alignment": mode} for bits in range(1, 46) for mode in ("RZ", "RN")]
-    return [form._replace(numbers=form.numbers._replace(**fields)) for form in sorted(found, key=repr) for fields in changed]
+    """Every arithmetic with each number of fraction bits, each rounding of its terms, and other numbers of products."""
+    every = [IntegerForm(numbers()[name], row.spec.a, row.spec.b, row.model.result) for name, row in step_rows().items()]
+    found = {(form.numbers.terms, form.numbers.mantissas, form.numbers.summed, form.result): form for form in every}.values()
+    changed = [
+        {"fraction_bits": bits, "alignment": mode} | terms
+        for bits in range(1, 46)
+        for mode in ("RZ", "RN")
+        for terms in ({}, {"terms": 1}, {"terms": 5}, {"terms": 17})
+    ]
+    return [form._replace(numbers=form.numbers._replace(**fields)) for form in found for fields in changed]
 
 
 def significands(*fmts: Format) -> int:
