@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -119,23 +119,23 @@ def _names_of_imports() -> list[str]:
     return [name for name, spec in specs.items() if spec is not None and spec.name == name]  # others are names of another module
 
 
-def recorded_cases(files: tuple[str, ...], workers: int, by_cuda: bool) -> list[LatticeCase]:
-    """The small lattices, with what each executes without a fault. by_cuda: those by the texts of CUDA kernels."""
-    cases = call_in_child(mutant_detectors.cuda_lattices if by_cuda else mutant_detectors.small_lattices, SECONDS)
-    return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
-
-
-def _results(functions: list, workers: int) -> list:
-    found = []
-    for result in run_children(functions, workers, SECONDS):
+def recorded_cases(lattices: Callable[[], list[LatticeCase]], files: tuple[str, ...], workers: int) -> list[LatticeCase]:
+    """Lattices with what each executes without a fault."""
+    found, cases = [], call_in_child(lattices, SECONDS)
+    for result in run_children([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers, SECONDS):
         if isinstance(result, str):
             raise RuntimeError(f"without a fault: {result}; MUTANTS_VERBOSE=1 shows what it printed")
-        found.append(result[0])
+        found += result if result[0] is not None else ()
     return found
 
 
 def examine(
-    mutants: list[Mutant], files: tuple[str, ...], workers: int, with_tests: bool = True, table: Path | None = None
+    mutants: list[Mutant],
+    files: tuple[str, ...],
+    workers: int,
+    lattices: Callable[[], list[LatticeCase]],
+    with_tests: bool = True,
+    table: Path | None = None,
 ) -> list[tuple[Mutant, Finding]]:
     """What becomes of each mutant, in their order.
 
@@ -143,6 +143,7 @@ def examine(
         mutants: The mutants.
         files: All files that are mutated.
         workers: Processes at a time.
+        lattices: Returns the small lattices. It is called in a process of its own.
         with_tests: Tests look at what the small lattices do not find.
         table: A file to which a line is added for each finding. Of mutants that are there, only survivors go through the tests again.
     """
@@ -152,18 +153,14 @@ def examine(
     import_untouched(files)
     found: dict[str, Finding] = dict(known)
 
-    def run(chosen: list[Mutant], detectors: Any, seconds: float) -> list[Mutant]:
+    def run(chosen: list[Mutant], detectors: Any, seconds: float) -> None:
         for mutant, finding in examine_all(chosen, detectors, workers, seconds):
             found[mutant.name] = finding
             _show(mutant, finding, table)
-        return [mutant for mutant in chosen if not found[mutant.name].by]
-
-    def run_lattices(chosen: list[Mutant], by_cuda: bool) -> list[Mutant]:
-        cases = recorded_cases(files, workers, by_cuda) if chosen else []
-        return run(chosen, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
 
     rest = [mutant for mutant in mutants if mutant.name not in known]
-    run_lattices(rest, files == SUBJECTS["cuda"])
+    cases = recorded_cases(lattices, files, workers) if rest else []
+    run(rest, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
     survivors = [mutant for mutant in mutants if not found[mutant.name].by]
     print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
     if with_tests:
@@ -201,7 +198,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--subject", choices=SUBJECTS, default="description")
     parser.add_argument("--every", type=int, metavar="N", help=f"one of every N mutants; as it is: {EVERY}")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this text")
-    parser.add_argument("--sample", action="store_true", help=f"{SAMPLE} mutants of the description, which small lattices find")
+    parser.add_argument("--sample", action="store_true", help=f"{SAMPLE} mutants of the description")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     parser.add_argument("--without-tests", action="store_true", help="small lattices alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -214,7 +211,9 @@ def main(words: list[str]) -> int:
         print(f"{len(mutants)} of {len(every)} mutants")
         return 0
     began = time.monotonic()
-    findings = examine(mutants, SUBJECTS[given.subject], given.workers, not given.without_tests, given.table)
+    lattices = mutant_detectors.cuda_lattices if given.subject == "cuda" else mutant_detectors.small_lattices
+    lattices = mutant_detectors.few_lattices if given.sample else lattices
+    findings = examine(mutants, SUBJECTS[given.subject], given.workers, lattices, not given.without_tests, given.table)
     equivalent = known_equivalents()
     wrong = complaints(findings, equivalent)
     print("\n".join(wrong))

@@ -226,6 +226,7 @@ def test_which_fraction_bits_have_a_form(name):
 
 def test_what_is_not_known_has_no_form():
     model, spec = CASES["f16"][0], signature("f16")
-    assert anchored_form(model.replace(nan=0x7FFFFFFF), spec) is None and anchored_form(model.replace(rounding="RN"), spec) is None
+    for fields in ({"nan": 0x7FFFFFFF}, {"rounding": "RN"}, {"fraction_bits": None}):
+        assert anchored_form(model.replace(**fields), spec) is None
     relative = [form for form in FORMS.values() if form.relative]
     assert relative and all(form.least_unit == -125 for form in relative)  # what is a multiple of it is a normal f32

@@ -1,8 +1,10 @@
 """Faults planted in the description of a step, one at a time: `tests/mutate_step.py` finds them, or a file says why they change nothing."""
 
 import os
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import mutate_step
@@ -10,8 +12,13 @@ import pytest
 from support import mutations
 from support.mutations import cuda_mutants, python_mutants
 
+from tcemu.backends.llvm import xla_call
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/mutate_step.py"
+needs_detectors = pytest.mark.skipif(
+    bool(xla_call.missing()) or not (find_spec("bitwuzla") and shutil.which("g++")), reason="needs llvmlite, bitwuzla and g++"
+)
 SUBJECTS = {"description": 300, "loops": 60, "cuda": 40}  # the fewest mutants that `-m full` has of each
 SOURCE = '''"""A docstring with 1 < 2."""
 LIMIT = 3
@@ -103,12 +110,14 @@ def test_the_choice_has_some_of_every_function_and_file():
         assert subject != "description" or {(m.path, m.place) for m in chosen} == {(m.path, m.place) for m in every}
 
 
+@needs_detectors
 def test_a_sample_is_found():
     done = run_script("--sample")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "12 mutants" in done.stdout
 
 
+@needs_detectors
 @pytest.mark.full
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_all_are_found(subject):

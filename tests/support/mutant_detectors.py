@@ -90,6 +90,11 @@ def small_lattices() -> list[LatticeCase]:
     return lattice_cases(LLVM, QUICK + ROUNDED) + [case for case in jax_cases if "small" not in case.name]
 
 
+def few_lattices() -> list[LatticeCase]:
+    """The fastest of them. For a process of its own."""
+    return lattice_cases(LLVM, (QUICK[0], QUICK[1], QUICK[4], QUICK[5]))
+
+
 def cuda_lattices() -> list[LatticeCase]:
     """Lattices by the CUDA kernels, which g++ compiles for this CPU. For a process of its own."""
     return [case for path in CUDA for case in lattice_cases((path,), CUDA_NAMES)]
