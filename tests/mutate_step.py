@@ -46,17 +46,22 @@ SUBJECTS = {
 }  # fmt: skip
 # by the pages of the description, and by subjects: test files that find what the small lattices do not
 TESTS = {
-    "anchored": ("arithmetic/test_whole_steps", "proofs/test_anchored_proofs", "arithmetic/test_anchored_form"),
+    "anchored": (
+        "arithmetic/test_step_formulas",
+        "arithmetic/test_whole_steps",
+        "proofs/test_anchored_proofs",
+        "arithmetic/test_anchored_form",
+    ),
     "bounded": ("proofs/test_float_sum_proofs", "proofs/test_bounded_proofs", "arithmetic/test_bounded_steps"),
     "decoding": ("proofs/test_decoding_proofs", "proofs/test_quantizing_proofs", "arithmetic/test_whole_steps"),
     "forms": ("proofs/test_tight_guards", "proofs/test_guard_proofs", "arithmetic/test_anchored_form", "arithmetic/test_whole_steps"),
-    "general": ("arithmetic/test_whole_steps", "proofs/test_general_proofs"),
-    "groups": ("proofs/test_general_proofs",),
+    "general": ("arithmetic/test_step_formulas", "proofs/test_general_proofs", "arithmetic/test_whole_steps"),
+    "groups": ("arithmetic/test_step_formulas",),
     "kept_floats": ("arithmetic/test_whole_steps",),
     "quantizing": ("proofs/test_quantizing_proofs",),
-    "rounding": ("proofs/test_rounding_proofs", "proofs/test_bounded_proofs", "proofs/test_general_proofs"),
+    "rounding": ("proofs/test_rounding_proofs", "arithmetic/test_step_formulas", "proofs/test_bounded_proofs"),
     "specials": ("proofs/test_decoding_proofs", "arithmetic/test_whole_steps"),
-    "values": ("proofs/test_renderers", "proofs/test_quantizing_proofs", "proofs/test_general_proofs", "arithmetic/test_whole_steps"),
+    "values": ("proofs/test_renderers", "arithmetic/test_step_formulas", "proofs/test_quantizing_proofs", "proofs/test_general_proofs"),
     "loops": ("backends/test_llvm_small", "backends/test_llvm_groups", "backends/test_llvm_steps"),
     "cuda": ("backends/test_cuda_registers", "backends/test_cuda"),
 }
@@ -100,13 +105,11 @@ def _hash(mutant: Mutant) -> int:
     return crc32(mutant.name.encode())
 
 
-def import_untouched(files: tuple[str, ...]) -> None:
-    """Imports what the detectors need and no fault in the files reaches. It starts no backend of JAX."""
+def import_modules(mutated: set[str]) -> None:
+    """Imports what the detectors need and no fault in the mutated modules reaches. It starts no backend of JAX."""
     names = call_in_child(_names_of_imports)
     packages = [name for name in names if name.split(".")[0] in OUTSIDE]
-    mutated = {module_name(path) for path in files if path.endswith(".py")}
-    own = untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), mutated)
-    for name in [*packages, *own]:
+    for name in [*packages, *untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), mutated)]:
         importlib.import_module(name)
     assert not mutated & set(sys.modules)
 
@@ -150,7 +153,7 @@ def examine(
     known = _read_table(table)
     os.environ["TCEMU_KERNELS"] = tempfile.mkdtemp(prefix="tcemu-mutants-")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    import_untouched(files)
+    import_modules({module_name(path) for path in files if path.endswith(".py")})
     found: dict[str, Finding] = dict(known)
 
     def run(chosen: list[Mutant], detectors: Any, seconds: float) -> None:
@@ -158,14 +161,18 @@ def examine(
             found[mutant.name] = finding
             _show(mutant, finding, table)
 
-    rest = [mutant for mutant in mutants if mutant.name not in known]
-    cases = recorded_cases(lattices, files, workers) if rest else []
-    run(rest, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
-    survivors = [mutant for mutant in mutants if not found[mutant.name].by]
-    print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
-    if with_tests:
-        subject = next((name for name in ("loops", "cuda") if files == SUBJECTS[name]), "")
-        run(survivors, lambda mutant, _: map(mutant_detectors.by_tests, TESTS[subject or Path(mutant.path).stem]), SECONDS)
+    cases = recorded_cases(lattices, files, workers) if any(mutant.name not in known for mutant in mutants) else []
+    by_subject = next((TESTS[name] for name in ("loops", "cuda") if files == SUBJECTS[name]), ())
+    for by_import in (True, False):
+        chosen = [mutant for mutant in mutants if mutant.is_executed_by_import == by_import]
+        if not by_import:
+            import_modules(set())
+            importlib.import_module("support.llvm_products").arithmetics()  # which takes half a second
+        rest = [mutant for mutant in chosen if mutant.name not in known]
+        run(rest, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
+        survivors = [mutant for mutant in chosen if not found[mutant.name].by]
+        if with_tests:
+            run(survivors, lambda mutant, _: map(mutant_detectors.by_tests, by_subject or TESTS[Path(mutant.path).stem]), SECONDS)
     return [(mutant, found[mutant.name]) for mutant in mutants]
 
 

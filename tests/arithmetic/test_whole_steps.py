@@ -3,20 +3,14 @@
 The texts of the kernels are compiled for this CPU in `test_step_lattice.py` for few arithmetics alone, because that takes long.
 """
 
-import numpy as np
 import pytest
 from support import numpy_steps
 from support.lattice_paths import build
 from support.llvm_products import Arithmetic, arithmetics
-from support.numpy_values import NumpyValue
 from support.sampling import sample_cases
 from support.step_lattice import LatticeBuilder, expected
 
-from tcemu.arithmetic.fitting import specialize
-from tcemu.arithmetic.step import anchored, general
-from tcemu.arithmetic.step.forms import IntegerForm, keeps_floats, step_numbers
-from tcemu.arithmetic.step.values import I32, I64
-from tcemu.formats import F16, F32
+from tcemu.arithmetic.step.forms import keeps_floats
 
 BF16, HALF, NVF4 = "bf16 in steps of 16 by 25", "f16 in steps of 16 by 25 to f16", "e2m1 in steps of 64 by 35, ue4m3 scales of 16"
 CHAINED = "e5m2 by e4m3 as f16 in steps of 16 by 25"  # chains are replaced by steps that follow each other
@@ -71,30 +65,3 @@ def test_whole_steps_of_other_models(change):
     name, fields = CHANGED[change]
     arithmetic = arithmetics()[name]
     assert_no_word_differs(arithmetic._replace(model=arithmetic.model.replace(**fields)))
-
-
-ENDS = {"f16": {}, "few bits": {"fraction_bits": 13, "kept": 13}, "many bits": {"fraction_bits": 28}, "to nearest": {"rounding": "RN"}}
-
-
-@pytest.mark.parametrize("fields", ENDS.values(), ids=list(ENDS))
-def test_both_ends_of_a_step_agree(fields):
-    """`end_in_f64`, and `end_step`, which is proved: accumulators and sums of every exponent, also those that leave f32."""
-    arithmetic = arithmetics()["f16 in steps of 16 by 25"]
-    numbers = step_numbers(*specialize(arithmetic.model, arithmetic.spec, None))
-    assert numbers is not None
-    form = IntegerForm(numbers._replace(**fields), F16, F16, F32)
-    assert form.ends_in_f64
-    rng, bits = np.random.default_rng(0), form.numbers.fraction_bits
-    most = min(bits + 5, 29)
-    sums = np.array([sign * (size << at) + more for at in range(most) for size in (0, 1, 3) for sign in (1, -1) for more in (0, 1, -1)])
-    top, total, repeat = (side.reshape(-1) for side in np.meshgrid(np.arange(-280, 130), sums, np.arange(4)))
-    total = np.where(repeat < 2, total, rng.integers(-1 << most, 1 << most, total.shape))
-    field = top + 127 - rng.choice([0, 1, 2, 8, bits, bits + 1, bits + 2], top.shape)
-    fraction = rng.integers(0, 1 << 23, top.shape) & rng.choice([0, 1 << 22, -1 << 10, 0x7FFFFF], top.shape)
-    own = np.where((field < 0) | (field > 254) | (repeat % 3 == 0), 0, field << 23 | fraction)
-    own = np.where((own >> 23 == 0) & (top < -126), 0, own) | rng.integers(0, 2, top.shape) << 31
-    codes, tops = numpy_steps.value(own), NumpyValue(top.astype(np.int32))
-    for lane in (I32, I64):
-        one = anchored.end_in_f64(form, NumpyValue(total).resize(lane), codes, (tops + 1023) << 20)
-        other = general.end_step(form, NumpyValue(total), codes, tops)
-        np.testing.assert_array_equal(one.array, other.array)
