@@ -13,32 +13,6 @@ from tcemu.arithmetic.step.values import F32 as F32_LANE
 from tcemu.arithmetic.step.values import I32, I64
 from tcemu.formats import F16, F32
 
-ENDS = {"f16": {}, "few bits": {"fraction_bits": 13, "kept": 13}, "many bits": {"fraction_bits": 28}, "to nearest": {"rounding": "RN"}}
-
-
-@pytest.mark.parametrize("fields", ENDS.values(), ids=list(ENDS))
-def test_both_ends_of_a_step_agree(fields):
-    """`end_in_f64`, and `end_step`, which is proved: accumulators and sums of every exponent, also those that leave f32."""
-    arithmetic = arithmetics()["f16 in steps of 16 by 25"]
-    numbers = step_numbers(*specialize(arithmetic.model, arithmetic.spec, None))
-    assert numbers is not None
-    form = IntegerForm(numbers._replace(**fields), F16, F16, F32)
-    assert form.ends_in_f64
-    rng, bits = np.random.default_rng(0), form.numbers.fraction_bits
-    most = min(bits + 5, 29)
-    sums = np.array([sign * (size << at) + more for at in range(most) for size in (0, 1, 3) for sign in (1, -1) for more in (0, 1, -1)])
-    top, total, repeat = (side.reshape(-1) for side in np.meshgrid(np.arange(-280, 130), sums, np.arange(4)))
-    total = np.where(repeat < 2, total, rng.integers(-1 << most, 1 << most, total.shape))
-    field = top + 127 - rng.choice([0, 1, 2, 8, bits, bits + 1, bits + 2], top.shape)
-    fraction = rng.integers(0, 1 << 23, top.shape) & rng.choice([0, 1 << 22, -1 << 10, 0x7FFFFF], top.shape)
-    own = np.where((field < 0) | (field > 254) | (repeat % 3 == 0), 0, field << 23 | fraction)
-    own = np.where((own >> 23 == 0) & (top < -126), 0, own) | rng.integers(0, 2, top.shape) << 31
-    codes, tops = numpy_steps.value(own), NumpyValue(top.astype(np.int32))
-    for lane in (I32, I64):
-        one = anchored.end_in_f64(form, NumpyValue(total).resize(lane), codes, (tops + 1023) << 20)
-        other = general.end_step(form, NumpyValue(total), codes, tops)
-        np.testing.assert_array_equal(one.array, other.array)
-
 
 @pytest.mark.parametrize("alignment", ["RN", "RZ", "RM", "RP"])
 def test_fraction_bits_may_be_values(alignment):
@@ -111,3 +85,43 @@ def test_sums_of_groups_in_two_parts_are_truncated(toward_zero):
     got = groups.round_parts(high, low, one, 23, toward_zero)
     exact = rounding.encode(F32, rounding.take_sign(NumpyValue(sums)), high.constant(0, I32), "RZ", 23)
     np.testing.assert_array_equal(np.where(got.array << 1 == 0, 0, got.array), exact.array)
+
+
+@pytest.mark.parametrize("mode", ["RN", "RM", "RP"])
+@pytest.mark.parametrize("fmt", [F16, F32], ids=str)
+def test_all_bits_of_a_word_decide_how_a_sum_is_rounded(fmt, mode):
+    """Near ties: of an i64 that holds the same sum, no bit is lost where the leading one is found."""
+    rng, dropped = np.random.default_rng(0), 31 - fmt.mantissa_bits
+    kept = rng.integers(1 << fmt.mantissa_bits, 2 << fmt.mantissa_bits, 400)[:, None] << dropped
+    sizes = (kept + np.array([0, 1, 2, 3, *((1 << (dropped - 1)) + more for more in range(-4, 5))])).reshape(-1)
+    negative, unit = NumpyValue(-rng.integers(0, 2, len(sizes), np.int32)), NumpyValue(np.int32(-24))
+    one = rounding.encode(fmt, rounding.Magnitude(negative, numpy_steps.value(sizes)), unit, mode, fmt.mantissa_bits)
+    other = rounding.encode(fmt, rounding.Magnitude(negative.resize(I64), NumpyValue(sizes)), unit, mode, fmt.mantissa_bits)
+    np.testing.assert_array_equal(one.array, other.array)
+
+
+ENDS = {"f16": {}, "few bits": {"fraction_bits": 13, "kept": 13}, "many bits": {"fraction_bits": 28}, "to nearest": {"rounding": "RN"}}
+
+
+@pytest.mark.parametrize("fields", ENDS.values(), ids=list(ENDS))
+def test_both_ends_of_a_step_agree(fields):
+    """`end_in_f64`, and `end_step`, which is proved: accumulators and sums of every exponent, also those that leave f32."""
+    arithmetic = arithmetics()["f16 in steps of 16 by 25"]
+    numbers = step_numbers(*specialize(arithmetic.model, arithmetic.spec, None))
+    assert numbers is not None
+    form = IntegerForm(numbers._replace(**fields), F16, F16, F32)
+    assert form.ends_in_f64
+    rng, bits = np.random.default_rng(0), form.numbers.fraction_bits
+    most = min(bits + 5, 29)
+    sums = np.array([sign * (size << at) + more for at in range(most) for size in (0, 1, 3) for sign in (1, -1) for more in (0, 1, -1)])
+    top, total, repeat = (side.reshape(-1) for side in np.meshgrid(np.arange(-280, 130), sums, np.arange(4)))
+    total = np.where(repeat < 2, total, rng.integers(-1 << most, 1 << most, total.shape))
+    field = top + 127 - rng.choice([0, 1, 2, 8, bits, bits + 1, bits + 2], top.shape)
+    fraction = rng.integers(0, 1 << 23, top.shape) & rng.choice([0, 1 << 22, -1 << 10, 0x7FFFFF], top.shape)
+    own = np.where((field < 0) | (field > 254) | (repeat % 3 == 0), 0, field << 23 | fraction)
+    own = np.where((own >> 23 == 0) & (top < -126), 0, own) | rng.integers(0, 2, top.shape) << 31
+    codes, tops = numpy_steps.value(own), NumpyValue(top.astype(np.int32))
+    for lane in (I32, I64):
+        one = anchored.end_in_f64(form, NumpyValue(total).resize(lane), codes, (tops + 1023) << 20)
+        other = general.end_step(form, NumpyValue(total), codes, tops)
+        np.testing.assert_array_equal(one.array, other.array)
