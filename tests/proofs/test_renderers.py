@@ -83,6 +83,12 @@ def test_both_renderers_compute_alike(name):
     prove(trace, claim)
 
 
+def test_a_number_stands_on_either_side():
+    x = NumpyValue(np.array([0, 3, -7], np.int32))
+    assert (5 + x).array.tolist() == (x + 5).array.tolist() == [5, 8, -2]
+    assert (5 - x).array.tolist() == [5, 2, 12] and (x - 5).array.tolist() == [-5, -2, -12]
+
+
 def test_shifts_by_any_distance():
     x, y = (np.array(side, np.int32).reshape(-1) for side in np.meshgrid(WORDS, [*range(66), 1 << 31 - 1, *WORDS]))
     shifted = NumpyValue(x).shift_right_any(NumpyValue(y)).array.view(np.uint32)
