@@ -19,8 +19,9 @@ def test_fraction_bits_may_be_values(alignment):
     rng = np.random.default_rng(0)
     sizes, signs, distances = rng.integers(0, 1 << 22, 4000), -rng.integers(0, 2, 4000), rng.integers(0, 60, 4000)
     for bits in (1, 19, 20, 21, 40):
-        term = *(NumpyValue(side.astype(np.int32)) for side in (sizes, signs)), 20, NumpyValue(distances.astype(np.int32))
-        one, other = (general.align_integer(*term, given, alignment, I64) for given in (bits, NumpyValue(np.full(4000, bits, np.int32))))
+        size, sign, distance = (NumpyValue(side.astype(np.int32)) for side in (sizes, signs, distances))
+        align = lambda given: general.align_integer(size, sign, 20, distance, given, alignment, I64)
+        one, other = align(bits), align(NumpyValue(np.full(4000, bits, np.int32)))
         np.testing.assert_array_equal(one.array, other.array)
 
 
@@ -47,7 +48,8 @@ def test_codes_are_added_in_integers(fmt, dtype):
     with np.errstate(all="ignore"):
         total = x.view(dtype) + y.view(dtype)
     expected = np.where(np.isnan(total), fmt.nan, total.view(x.dtype))
-    got = general.add_codes(fmt, *(FlushingValue(v.astype(np.uint32).view(np.int32)) for v in (x, y)))
+    left, right = (FlushingValue(v.astype(np.uint32).view(np.int32)) for v in (x, y))
+    got = general.add_codes(fmt, left, right)
     keep = (x | y) != 1 << (bits - 1)  # not both -0
     np.testing.assert_array_equal(numpy_steps.codes_of(fmt, got)[keep], expected[keep])
 
@@ -55,7 +57,7 @@ def test_codes_are_added_in_integers(fmt, dtype):
 def test_a_sum_that_does_not_fit_keeps_a_sticky_bit():
     rng = np.random.default_rng(0)
     x, y = (rng.integers(-1 << 31, 1 << 31, 1 << 14) >> rng.integers(0, 31, 1 << 14) for _ in range(2))
-    total, unit = general.add_jammed(*(NumpyValue(v.astype(np.int32)) for v in (x, y)), NumpyValue(np.int32(5)))
+    total, unit = general.add_jammed(NumpyValue(x.astype(np.int32)), NumpyValue(y.astype(np.int32)), NumpyValue(np.int32(5)))
     for fmt in (F16, F32):
         own = rounding.encode(fmt, rounding.take_sign(total.resize(I64)), unit - 20, "RN", fmt.mantissa_bits)
         exact = rounding.encode(fmt, rounding.take_sign(NumpyValue(x + y)), NumpyValue(np.int32(-15)), "RN", fmt.mantissa_bits)

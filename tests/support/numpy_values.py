@@ -28,7 +28,7 @@ class NumpyValue(Value):
             number = (int(number) + (1 << (lane.bits - 1)) & ((1 << lane.bits) - 1)) - (1 << (lane.bits - 1))
         return NumpyValue(np.asarray(number, DTYPES[lane]))
 
-    def apply(self, name: str, lane: Lane, *others: NumpyValue, extra: str = "") -> NumpyValue:
+    def apply(self, name: str, lane: Lane, *others: Any, extra: str = "") -> NumpyValue:
         with np.errstate(all="ignore"):
             result = ROWS[f"{name} {extra}".strip()](lane, self.array, *(v.array for v in others))
             return NumpyValue(np.asarray(result).astype(DTYPES[lane], copy=False))
