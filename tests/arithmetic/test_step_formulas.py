@@ -18,9 +18,9 @@ from tcemu.formats import F16, F32
 def test_fraction_bits_may_be_values(alignment):
     rng = np.random.default_rng(0)
     sizes, signs, distances = rng.integers(0, 1 << 22, 4000), -rng.integers(0, 2, 4000), rng.integers(0, 60, 4000)
+    size, sign, distance = (NumpyValue(side.astype(np.int32)) for side in (sizes, signs, distances))
+    align = lambda given: general.align_integer(size, sign, 20, distance, given, alignment, I64)
     for bits in (1, 19, 20, 21, 40):
-        size, sign, distance = (NumpyValue(side.astype(np.int32)) for side in (sizes, signs, distances))
-        align = lambda given: general.align_integer(size, sign, 20, distance, given, alignment, I64)
         one, other = align(bits), align(NumpyValue(np.full(4000, bits, np.int32)))
         np.testing.assert_array_equal(one.array, other.array)
 
