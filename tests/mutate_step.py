@@ -30,7 +30,7 @@ from support.mutant_detectors import LatticeCase
 from support.mutant_runs import Finding, as_line, call_in_child, examine_all, module_name, run_children, untouched_modules
 from support.mutations import ROOT, Mutant, cuda_mutants, python_mutants
 
-STEP, LLVM, CUDA = "tcemu/arithmetic/step", "tcemu/backends/llvm", "tcemu/backends/cuda/kernels"
+STEP, LLVM, CUDA = "tcemu/engine/arithmetic/step", "tcemu/engine/backends/llvm", "tcemu/engine/backends/cuda/kernels"
 NOT_RUN = ("machine", "quantize")  # files of CUDA C++ that no lattice executes
 SUBJECTS = {
     "description": tuple(

@@ -14,12 +14,12 @@ import numpy as np
 from support.llvm_products import Arithmetic
 from support.numpy_values import NumpyValue
 from support.step_lattice import Lattice
-from tcemu.arithmetic.fitting import specialize
-from tcemu.arithmetic.order import Order
-from tcemu.arithmetic.step import anchored, bounded, decoding, forms, general, kept_floats, specials
-from tcemu.arithmetic.step.decoding import SPECIAL_EXPONENT, ZERO_EXPONENT, MarkedFactor
-from tcemu.arithmetic.step.forms import AnchoredForm, IntegerForm, StepNumbers
-from tcemu.arithmetic.step.values import F32, F64, I32, I64
+from tcemu.engine.arithmetic.fitting import specialize
+from tcemu.engine.arithmetic.order import Order
+from tcemu.engine.arithmetic.step import anchored, bounded, decoding, forms, general, kept_floats, specials
+from tcemu.engine.arithmetic.step.decoding import SPECIAL_EXPONENT, ZERO_EXPONENT, MarkedFactor
+from tcemu.engine.arithmetic.step.forms import AnchoredForm, IntegerForm, StepNumbers
+from tcemu.engine.arithmetic.step.values import F32, F64, I32, I64
 from tcemu.formats import F16, Format
 from tcemu.formats import F64 as BINARY64
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.arithmetic.step.values import BOOL, F32, F64, I8, I16, I32, I64, Lane, Value
+from tcemu.engine.arithmetic.step.values import BOOL, F32, F64, I8, I16, I32, I64, Lane, Value
 
 DTYPES = {I8: np.int8, I16: np.int16, I32: np.int32, I64: np.int64, F32: np.float32, F64: np.float64, BOOL: np.bool_}
 LANES = {np.dtype(dtype): lane for lane, dtype in DTYPES.items()}
