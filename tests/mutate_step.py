@@ -2,37 +2,33 @@
 
 python tests/mutate_step.py                              mutants of the description: found by what, or survived
 python tests/mutate_step.py --subject loops              of the loops of the kernels for CPUs
-python tests/mutate_step.py --every 10 --only rounding   a tenth of those whose name has this text
+python tests/mutate_step.py --every 1 --only rounding    all of those whose name has this text
 python tests/mutate_step.py --list                       only prints them, with their diffs
 python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each, and goes on where an earlier run stopped
 
-A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a
-second, and by JAX. Survivors
-go through those tests of the usual run that execute the changed statement. tests/mutants_equivalent.json says of each other survivor why
-it computes the same. The script fails if one survives that is not there, or if the file names one that does not exist or is found.
+A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a second, and
+by JAX; for the CUDA texts by the kernels that g++ compiles for a CPU. What these do not find goes through those test files of the usual
+run that `TESTS` names. tests/mutants_equivalent.json says of each other survivor why it computes the same. The script fails if one
+survives that is not there, or if the file names one that does not exist or is found.
 """
 
 import argparse
-import hashlib
 import importlib
 import json
 import os
-import pickle
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
-from support import mutant_detectors, mutant_tests
+from support import mutant_detectors
 from support.mutant_detectors import LatticeCase
 from support.mutant_runs import Finding, as_line, call_in_child, examine_all, module_name, run_children, untouched_modules
-from support.mutant_tests import TestCase
 from support.mutations import ROOT, Mutant, cuda_mutants, python_mutants
-
-from tcemu.base.files import replace_file
 
 STEP, LLVM, CUDA = "tcemu/engine/arithmetic/step", "tcemu/engine/backends/llvm", "tcemu/engine/backends/cuda/kernels"
 NOT_RUN = ("machine", "quantize")  # files of CUDA C++ that no lattice executes
@@ -48,18 +44,32 @@ SUBJECTS = {
     ),
     "cuda": tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / CUDA).glob("*.cu") if path.stem not in NOT_RUN)),
 }  # fmt: skip
-TEST_FILES = (
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/engine/proofs").glob("test_*.py") if path.stem != "test_proof_table"),
-    "tests/engine/arithmetic/test_bounded_steps.py", "tests/engine/arithmetic/test_small_products.py",
-    "tests/engine/backends/test_llvm_elementwise.py", "tests/engine/backends/test_llvm_small.py",
-    "tests/engine/backends/test_llvm_groups.py",
-    "tests/operations/quantize/test_quantize_kernel.py",
-    "tests/engine/backends/test_step_lattice.py",
-)  # fmt: skip
+# by the pages of the description, and by subjects: test files that find what the small lattices do not
+TESTS = {
+    "anchored": (
+        "arithmetic/test_step_formulas",
+        "arithmetic/test_whole_steps",
+        "proofs/test_anchored_proofs",
+        "arithmetic/test_anchored_form",
+    ),
+    "bounded": ("proofs/test_float_sum_proofs", "proofs/test_bounded_proofs", "arithmetic/test_bounded_steps"),
+    "decoding": ("proofs/test_decoding_proofs", "proofs/test_quantizing_proofs", "arithmetic/test_whole_steps"),
+    "forms": ("proofs/test_tight_guards", "proofs/test_guard_proofs", "arithmetic/test_anchored_form", "arithmetic/test_whole_steps"),
+    "general": ("arithmetic/test_step_formulas", "proofs/test_general_proofs", "arithmetic/test_whole_steps"),
+    "groups": ("arithmetic/test_step_formulas",),
+    "kept_floats": ("arithmetic/test_whole_steps",),
+    "quantizing": ("proofs/test_quantizing_proofs",),
+    "rounding": ("proofs/test_rounding_proofs", "arithmetic/test_step_formulas", "proofs/test_bounded_proofs"),
+    "specials": ("proofs/test_decoding_proofs", "arithmetic/test_whole_steps"),
+    "values": ("proofs/test_renderers", "arithmetic/test_step_formulas", "proofs/test_quantizing_proofs", "proofs/test_general_proofs"),
+    "loops": ("backends/test_llvm_small", "backends/test_llvm_groups", "backends/test_llvm_steps"),
+    "cuda": ("backends/test_cuda_registers", "backends/test_cuda"),
+}
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
+EVERY = {"description": 16, "loops": 21, "cuda": 45}  # one of so many mutants: see `choose`
 SAMPLE = 12  # mutants of the usual run
-SECONDS = 900.0  # of a process that runs tests
+SECONDS, LATTICE_SECONDS = 900.0, 120.0  # of a process that runs tests, or lattices
 
 
 def all_mutants(subject: str) -> list[Mutant]:
@@ -68,24 +78,39 @@ def all_mutants(subject: str) -> list[Mutant]:
 
 
 def choose(mutants: Iterable[Mutant], every: int, only: str = "") -> list[Mutant]:
-    """One of every so many mutants, the same ones each time, of those whose names have a text."""
-    return [mutant for mutant in mutants if only in mutant.name and crc32(mutant.name.encode()) % every == 0]
+    """One of every so many mutants of each function of the description and of each other file, at least one: the least hashes.
+
+    only: What their names have.
+    """
+    mutants = [mutant for mutant in mutants if only in mutant.name]
+    place_of = lambda mutant: (mutant.path, mutant.place if mutant.path.startswith(STEP) else "")
+    of_place = Counter(map(place_of, mutants))
+    chosen: Counter[tuple[str, str]] = Counter()
+    names = set()
+    for mutant in sorted(mutants, key=_hash):
+        place = place_of(mutant)
+        if chosen[place] < -(-of_place[place] // every):
+            chosen[place] += 1
+            names.add(mutant.name)
+    return [mutant for mutant in mutants if mutant.name in names]
 
 
 def sample(mutants: list[Mutant]) -> list[Mutant]:
     """`SAMPLE` mutants, the same ones each time: of those without a reason the ones with the least hashes."""
     known = known_equivalents()
-    least = sorted((mutant for mutant in mutants if mutant.name not in known), key=lambda mutant: crc32(mutant.name.encode()))
-    return least[:SAMPLE]
+    return sorted((mutant for mutant in mutants if mutant.name not in known), key=_hash)[:SAMPLE]
 
 
-def import_untouched(files: tuple[str, ...]) -> None:
-    """Imports what the detectors need and no fault in the files reaches. It starts no backend of JAX."""
+def _hash(mutant: Mutant) -> int:
+    # without the wing, so that the choice outlives a move of the folders
+    return crc32(mutant.name.replace("tcemu/engine/", "tcemu/", 1).encode())
+
+
+def import_modules(mutated: set[str]) -> None:
+    """Imports what the detectors need and no fault in the mutated modules reaches. It starts no backend of JAX."""
     names = call_in_child(_names_of_imports)
     packages = [name for name in names if name.split(".")[0] in OUTSIDE]
-    mutated = {module_name(path) for path in files if path.endswith(".py")}
-    own = untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), mutated)
-    for name in [*packages, *own]:
+    for name in [*packages, *untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), mutated)]:
         importlib.import_module(name)
     assert not mutated & set(sys.modules)
 
@@ -98,42 +123,23 @@ def _names_of_imports() -> list[str]:
     return [name for name, spec in specs.items() if spec is not None and spec.name == name]  # others are names of another module
 
 
-def recorded_cases(files: tuple[str, ...], workers: int) -> list[LatticeCase]:
-    """The small lattices, with what each executes without a fault."""
-    lattices = mutant_detectors.small_lattices if files != SUBJECTS["cuda"] else mutant_detectors.cuda_lattices
-    cases = call_in_child(lattices, SECONDS)
-    return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
-
-
-def recorded_tests(files: tuple[str, ...], workers: int) -> list[TestCase]:
-    """The tests of the usual run, with what each executes without a fault: kept in a folder for the same sources."""
-    digest = hashlib.sha256(json.dumps(files).encode())
-    for path in sorted([*(ROOT / "tcemu").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
-        digest.update(path.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"tcemu-mutants-{os.getuid()}-{digest.hexdigest()[:16]}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid()
-
-    def record(test_file: str) -> list[TestCase]:
-        kept = folder / f"{Path(test_file).stem}.pickle"
-        if not kept.is_file():
-            replace_file(kept, pickle.dumps(mutant_tests.record_tests(test_file, files)))
-        return pickle.loads(kept.read_bytes())
-
-    return [case for cases in _results([lambda f=f: record(f) for f in TEST_FILES], workers) for case in cases]
-
-
-def _results(functions: list, workers: int) -> list:
-    found = []
-    for result in run_children(functions, workers, SECONDS):
+def recorded_cases(lattices: Callable[[], list[LatticeCase]], files: tuple[str, ...], workers: int) -> list[LatticeCase]:
+    """Lattices with what each executes without a fault."""
+    found, cases = [], call_in_child(lattices, SECONDS)
+    for result in run_children([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers, SECONDS):
         if isinstance(result, str):
             raise RuntimeError(f"without a fault: {result}; MUTANTS_VERBOSE=1 shows what it printed")
-        found.append(result[0])
+        found += result if result[0] is not None else ()
     return found
 
 
 def examine(
-    mutants: list[Mutant], files: tuple[str, ...], workers: int, with_tests: bool = True, table: Path | None = None
+    mutants: list[Mutant],
+    files: tuple[str, ...],
+    workers: int,
+    lattices: Callable[[], list[LatticeCase]],
+    with_tests: bool = True,
+    table: Path | None = None,
 ) -> list[tuple[Mutant, Finding]]:
     """What becomes of each mutant, in their order.
 
@@ -141,28 +147,33 @@ def examine(
         mutants: The mutants.
         files: All files that are mutated.
         workers: Processes at a time.
+        lattices: Returns the small lattices. It is called in a process of its own.
         with_tests: Tests look at what the small lattices do not find.
         table: A file to which a line is added for each finding. Of mutants that are there, only survivors go through the tests again.
     """
     known = _read_table(table)
     os.environ["TCEMU_KERNELS"] = tempfile.mkdtemp(prefix="tcemu-mutants-")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    import_untouched(files)
-    cases = recorded_cases(files, workers)
-    found: dict[str, Finding] = {}
-    rest = [mutant for mutant in mutants if mutant.name not in known]
-    found.update(known)
-    by_lattice = lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before)
-    for mutant, finding in examine_all(rest, by_lattice, workers):
-        found[mutant.name] = finding
-        _show(mutant, finding, table)
-    survivors = [mutant for mutant in mutants if not found[mutant.name].by]
-    if with_tests and survivors and files != SUBJECTS["cuda"]:
-        print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
-        tests = recorded_tests(files, workers)
-        for mutant, finding in examine_all(survivors, lambda mutant, _: mutant_tests.test_detectors(tests, mutant), workers, SECONDS):
+    import_modules({module_name(path) for path in files if path.endswith(".py")})
+    found: dict[str, Finding] = dict(known)
+
+    def run(chosen: list[Mutant], detectors: Any, seconds: float) -> None:
+        for mutant, finding in examine_all(chosen, detectors, workers, seconds):
             found[mutant.name] = finding
             _show(mutant, finding, table)
+
+    cases = recorded_cases(lattices, files, workers) if any(mutant.name not in known for mutant in mutants) else []
+    by_subject = next((TESTS[name] for name in ("loops", "cuda") if files == SUBJECTS[name]), ())
+    for by_import in (True, False):
+        chosen = [mutant for mutant in mutants if mutant.is_executed_by_import == by_import]
+        if not by_import:
+            import_modules(set())
+            importlib.import_module("support.llvm_products").arithmetics()  # which takes half a second
+        rest = [mutant for mutant in chosen if mutant.name not in known]
+        run(rest, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
+        survivors = [mutant for mutant in chosen if not found[mutant.name].by]
+        if with_tests:
+            run(survivors, lambda mutant, _: map(mutant_detectors.by_tests, by_subject or TESTS[Path(mutant.path).stem]), SECONDS)
     return [(mutant, found[mutant.name]) for mutant in mutants]
 
 
@@ -193,22 +204,24 @@ def complaints(findings: list[tuple[Mutant, Finding]], equivalent: dict[str, str
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subject", choices=SUBJECTS, default="description")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="one of every N mutants")
+    parser.add_argument("--every", type=int, metavar="N", help=f"one of every N mutants; as it is: {EVERY}")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this text")
-    parser.add_argument("--sample", action="store_true", help=f"{SAMPLE} mutants of the description, which small lattices find")
+    parser.add_argument("--sample", action="store_true", help=f"{SAMPLE} mutants of the description")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     parser.add_argument("--without-tests", action="store_true", help="small lattices alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, metavar="FILE", help="write a line of JSON for each mutant")
     given = parser.parse_args(words)
     every = all_mutants(given.subject)
-    mutants = sample(every) if given.sample else choose(every, given.every, given.only)
+    mutants = sample(every) if given.sample else choose(every, given.every or EVERY[given.subject], given.only)
     if given.list:
         print("\n".join(mutant.diff() for mutant in mutants))
         print(f"{len(mutants)} of {len(every)} mutants")
         return 0
     began = time.monotonic()
-    findings = examine(mutants, SUBJECTS[given.subject], given.workers, not given.without_tests, given.table)
+    lattices = mutant_detectors.cuda_lattices if given.subject == "cuda" else mutant_detectors.small_lattices
+    lattices = mutant_detectors.few_lattices if given.sample else lattices
+    findings = examine(mutants, SUBJECTS[given.subject], given.workers, lattices, not given.without_tests, given.table)
     equivalent = known_equivalents()
     wrong = complaints(findings, equivalent)
     print("\n".join(wrong))

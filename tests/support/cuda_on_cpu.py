@@ -33,6 +33,7 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "quantize": "Places Source SCALES Target",
     "draw": "int Case u32 Code",
 }
+CHECKS = "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"  # an index outside of an array ends the process
 OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "Scale"}
 
 
@@ -44,9 +45,9 @@ def build_library(whole: str, *options: str, head: str = "") -> Path:
     """C++ as a library, made once for all processes. head: its beginning, which many texts share and which is compiled once."""
     folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
     folder.mkdir(exist_ok=True)
-    flags = ["-std=c++17", "-O1", "-mfma", *options, "-fno-strict-aliasing", "-fPIC", "-w"]
+    flags = ["-std=c++17", "-O1", "-mfma", *options, *CHECKS, "-fno-strict-aliasing", "-fPIC", "-w"]
     include = ["-include", str(_compile_head(folder, head, flags))] if head else []
-    path = folder / f"{_hash(*options, head, whole)}.so"
+    path = folder / f"{_hash(*flags, head, whole)}.so"
     if not path.exists():
         with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=folder, delete=False) as file:
             file.write(whole)

@@ -1,4 +1,4 @@
-"""Small lattices of a step as detectors of faults: by the kernels for CPUs, by JAX's operations, and by the CUDA kernels on a CPU.
+"""Detectors of faults: files of tests, and small lattices of a step by the kernels for CPUs, by JAX and by the CUDA kernels on a CPU.
 
 The functions import tcemu when they are called, in the process of a mutant. Operands and the reference's words are computed once.
 """
@@ -88,6 +88,11 @@ def small_lattices() -> list[LatticeCase]:
     by_jax = {"portable": (QUICK[0], ROUNDED[0]), "portable, bounded": (QUICK[1], QUICK[4])}  # XLA takes seconds to compile each
     jax_cases = [case for path, names in by_jax.items() for case in lattice_cases((path,), names)]
     return lattice_cases(LLVM, QUICK + ROUNDED) + [case for case in jax_cases if "small" not in case.name]
+
+
+def few_lattices() -> list[LatticeCase]:
+    """The fastest of them. For a process of its own."""
+    return lattice_cases(LLVM, (QUICK[0], QUICK[1], QUICK[4], QUICK[5]))
 
 
 def cuda_lattices() -> list[LatticeCase]:
@@ -194,3 +199,34 @@ def lattice_detectors(cases: list[LatticeCase], mutant: Mutant, before: Counter[
     lines = {(mutant.path, line) for line in range(mutant.first_line, mutant.last_line + 1)}
     chosen = [case for case in cases if mutant.is_executed_by_import or lines & case.reached]
     return [by_lattice(case) for case in sorted(chosen, key=lambda case: -before[case.name])]
+
+
+class _FirstFailure:
+    """Notes the first test that fails."""
+
+    def __init__(self) -> None:
+        self.seen = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.seen:
+            message = str(report.longrepr).strip().splitlines()
+            self.seen = f"{report.nodeid}: {message[-1] if message else ''}"[:300]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and not self.seen:
+            self.seen = f"{report.nodeid} cannot be collected"
+
+
+def by_tests(name: str) -> Detector:
+    """The tests of the usual run in a file."""
+
+    def run() -> str:
+        import pytest
+
+        first = _FirstFailure()
+        # pytest would rewrite the asserts of all of tcemu, which has a plugin
+        options = "-q", "-x", "--assert=plain", "--tb=line", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"
+        status = int(pytest.main([*options, str(ROOT / f"tests/engine/{name}.py")], plugins=[first]))
+        return first.seen or ("" if status in (0, 5) else f"{name}: pytest ended with status {status}")
+
+    return Detector("tests", run)

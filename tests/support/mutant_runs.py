@@ -1,7 +1,8 @@
-"""Mutants in processes of their own: a module with a fault is imported in place of the file, and the detectors are run until one finds it.
+"""Mutants in processes of their own, in which detectors run until one finds the fault. No file of the tree changes.
 
-The parent has imported what the faults cannot reach: JAX, llvmlite, and the modules that import none of the mutated ones. It starts no
-backend of JAX, so that it can be forked. No file of the tree changes.
+A fault in a function's body is put into the imported module: the function gets the code of the mutated text, which takes no time. A fault
+that an import executes is imported in place of the file; then the parent has only imported what it cannot reach. The parent starts no
+backend of JAX, so that it can be forked.
 """
 
 from __future__ import annotations
@@ -131,6 +132,27 @@ class MutantFinder(MetaPathFinder):
         )
 
 
+def replace_function(mutant: Mutant) -> None:
+    """From now on, the function that holds a fault has the code of the mutated text. Its module is imported."""
+    module = sys.modules[module_name(mutant.path)]
+    namespace = {"__name__": module.__name__, "__file__": module.__file__}
+    exec(compile(mutant.source(), mutant.path, "exec", dont_inherit=True), namespace)
+    _function(vars(module), mutant.place).__code__ = _function(namespace, mutant.place).__code__
+
+
+def _function(namespace: dict[str, Any], place: str) -> Any:
+    """The outermost function of a place, without its decorators."""
+    names = iter(place.split("."))
+    found: Any = namespace[next(names)]
+    while isinstance(found, type):
+        found = vars(found)[next(names)]
+    found = found.fget if isinstance(found, property) else found
+    while hasattr(found, "__wrapped__"):
+        getattr(found, "cache_clear", lambda: None)()
+        found = found.__wrapped__
+    return found
+
+
 def replace_text(path: str, source: str) -> None:
     """From now on, who reads a file of the repository gets another text."""
     read = Path.read_text
@@ -216,16 +238,20 @@ def _fork(function: Callable[[], Any]) -> tuple[int, int]:
 
 
 def examine(mutant: Mutant, detectors: Callable[[], Iterable[Detector]]) -> Finding:
-    """Imports the mutant and runs the detectors until one finds it. For a process of its own."""
+    """Plants the fault and runs the detectors until one finds it. For a process of its own."""
     began = time.monotonic()
     finding = lambda by, how: Finding(by, how, round(time.monotonic() - began, 2))
-    if mutant.path.endswith(".py"):
+    if not mutant.path.endswith(".py"):
+        replace_text(mutant.path, mutant.source())
+    elif not mutant.is_executed_by_import:
+        replace_function(mutant)
+    else:
         assert module_name(mutant.path) not in sys.modules, f"{mutant.path} is imported already"
         sys.meta_path.insert(0, MutantFinder(mutant.path, mutant.source()))
-    else:
-        replace_text(mutant.path, mutant.source())
     name = "import"
     try:
+        if mutant.path.endswith(".py"):  # at once: pytest has a finder of its own, which would import the file
+            importlib.import_module(module_name(mutant.path))
         for detector in detectors():
             name = detector.name
             if how := detector.run():

@@ -1,10 +1,13 @@
 """The anchored step's preconditions, from the numbers of its form: for every arithmetic, over the intervals of its exponents."""
 
+import numpy as np
 import pytest
-from support.kernel_cases import CASES, HOPPER, signature
+from support.kernel_cases import CASES, signature
 from support.llvm_products import arithmetics
+from support.numpy_values import NumpyValue
 
 from tcemu.engine.arithmetic.fitting import specialize
+from tcemu.engine.arithmetic.step import anchored
 from tcemu.engine.arithmetic.step.forms import (
     BYTE,
     MOST_OF_SCALE,
@@ -12,9 +15,7 @@ from tcemu.engine.arithmetic.step.forms import (
     REACH,
     AnchoredForm,
     anchored_form,
-    keeps_floats,
     largest_value,
-    step_numbers,
 )
 from tcemu.formats import BF16, F16, F32, F64
 
@@ -179,9 +180,53 @@ def test_a_floor_above_the_accumulators_has_no_form(name):
     assert anchored_form(model.replace(floor=form.most + 1), spec) is None
 
 
-def test_a_floor_far_above_f32_keeps_no_floats():
-    spec = signature("bf16")
-    numbers = step_numbers(HOPPER, spec)
-    assert numbers is not None
-    kept = {floor: keeps_floats(numbers._replace(floor=floor), (BF16, BF16), (BF16, BF16)) for floor in (-141, -140, 100, 101)}
-    assert kept == {-141: False, -140: True, 100: True, 101: False}
+@pytest.mark.parametrize("name", ["f16", "bf16", "e4m3", "mxf8", "nvf4", "f16 results"])
+def test_which_accumulators_anchored_steps_take(name):
+    """All of f16, and of f32 one for each lowest and each highest bit: no more than may be, and no fewer."""
+    form = FORMS[f"case {name}"]
+    fmt, stored = form.result, form.result.mantissa_bits
+    codes = np.arange(1 << 16)
+    if fmt == F32:
+        fractions = [0, *(1 << bit for bit in range(23)), (1 << 23) - 1]
+        codes = np.array([sign << 31 | field << 23 | fraction for sign in (0, 1) for field in range(256) for fraction in fractions])
+    code = NumpyValue(codes.astype(np.uint32).view(np.int32))
+    fields, fractions = codes >> stored & (1 << fmt.exponent_bits) - 1, codes & (1 << stored) - 1
+    sizes = np.where(fields == 0, fractions, fractions | 1 << stored)  # in units of 2^unit
+    units, leading = np.maximum(fields, 1) - fmt.bias - stored, np.frexp(sizes)[1] - 1
+    lowest = np.frexp(sizes & -sizes)[1] - 1
+    # the exponent of a number is that of the least normal one, or larger
+    inside = (np.maximum(units + leading, fmt.min_exponent) < form.most) & (units + lowest >= form.least_unit)
+    finite = fields < (1 << fmt.exponent_bits) - 1
+    assert (anchored.is_plain(form, code).array == (finite & (inside | (sizes == 0)))).all()
+    single = code.as_float().array if fmt == F32 else codes.astype(np.uint16).view(np.float16).astype(np.float32)
+    own = anchored.own_exponent(form, NumpyValue(single).widen() if form.wide else NumpyValue(single)).array
+    assert ((own >> form.field) - form.bias == np.maximum(units + leading, fmt.min_exponent))[finite & inside & (sizes != 0)].all()
+    assert (own[sizes == 0] == 0).all()
+    words = np.arange(1, 2 * form.bias) << form.field
+    small = anchored.is_small(form, NumpyValue(words.astype(np.int32))).array
+    assert (small == ((words >> form.field) - form.bias <= fmt.max_exponent)).all()
+
+
+# The numbers of fraction bits with an anchored step: all from the first to the last
+FRACTION_BITS = {"f16": (13, 40), "bf16": (1, 29), "e4m3": (1, 40), "mxf8": (1, 29), "nvf4": (23, 37), "f16 results": (13, 40)}
+
+
+@pytest.mark.parametrize("name", FRACTION_BITS)
+def test_which_fraction_bits_have_a_form(name):
+    """As many as keep a step's preconditions, and no fewer."""
+    model, spec = CASES[name][0], signature(name)
+    found = {bits: anchored_form(model.replace(fraction_bits=bits), spec) for bits in range(1, 41)}
+    first, last = FRACTION_BITS[name]
+    assert [bits for bits, form in found.items() if form is not None] == list(range(first, last + 1))
+    for form in found.values():
+        for check in CHECKS if form is not None else ():
+            for k in PRODUCTS:
+                check(form, k)
+
+
+def test_what_is_not_known_has_no_form():
+    model, spec = CASES["f16"][0], signature("f16")
+    for fields in ({"nan": 0x7FFFFFFF}, {"rounding": "RN"}, {"fraction_bits": None}):
+        assert anchored_form(model.replace(**fields), spec) is None
+    relative = [form for form in FORMS.values() if form.relative]
+    assert relative and all(form.least_unit == -125 for form in relative)  # what is a multiple of it is a normal f32

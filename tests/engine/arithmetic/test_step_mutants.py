@@ -1,14 +1,25 @@
-"""Faults planted in the description of a step, one at a time, by `tests/mutate_step.py`: what is changed, and that each has a name."""
+"""Faults planted in the description of a step, one at a time: `tests/mutate_step.py` finds them, or a file says why they change nothing."""
 
-import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import mutate_step
 import pytest
 from support import mutations
 from support.mutations import cuda_mutants, python_mutants
 
-EQUIVALENT = Path(__file__).parents[3] / "tests/mutants_equivalent.json"
-SUBJECTS = ("description", "loops", "cuda")
+from tcemu.engine.backends.llvm import xla_call
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "tests/mutate_step.py"
+needs_detectors = pytest.mark.skipif(
+    bool(xla_call.missing()) or not (find_spec("bitwuzla") and shutil.which("g++")), reason="needs llvmlite, bitwuzla and g++"
+)
+SUBJECTS = {"description": 300, "loops": 60, "cuda": 40}  # the fewest mutants that `-m full` has of each
 SOURCE = '''"""A docstring with 1 < 2."""
 LIMIT = 3
 def f(x, signed=True):
@@ -75,17 +86,40 @@ def test_cuda_is_changed_at_one_place_at_a_time(planted):
     }  # fmt: skip
 
 
-def all_names():
-    from mutate_step import all_mutants
-
-    return {subject: [mutant.name for mutant in all_mutants(subject)] for subject in SUBJECTS}
+def run_script(*words):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    return subprocess.run([sys.executable, str(SCRIPT), *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_every_mutant_has_a_name_and_every_reason_a_mutant():
-    names = all_names()
-    assert len(names["description"]) >= 300 and len(names["loops"]) >= 60 and len(names["cuda"]) >= 40
-    every = [name for of_subject in names.values() for name in of_subject]
-    assert len(every) == len(set(every))
-    reasons = json.loads(EQUIVALENT.read_text())
-    assert set(reasons) <= set(every)
+    every = {subject: mutate_step.all_mutants(subject) for subject in SUBJECTS}
+    names = [mutant.name for mutants in every.values() for mutant in mutants]
+    assert len(names) == len(set(names))
+    reasons = mutate_step.known_equivalents()
+    assert set(reasons) <= set(names)
     assert all(reason.endswith(".") and len(reason) > 20 for reason in reasons.values())
+
+
+def test_the_choice_has_some_of_every_function_and_file():
+    for subject, least in SUBJECTS.items():
+        every = mutate_step.all_mutants(subject)
+        chosen = mutate_step.choose(every, mutate_step.EVERY[subject])
+        assert len(chosen) >= least and chosen == mutate_step.choose(reversed(every), mutate_step.EVERY[subject])[::-1]
+        assert {mutant.path for mutant in chosen} == set(mutate_step.SUBJECTS[subject])
+        assert subject != "description" or {(m.path, m.place) for m in chosen} == {(m.path, m.place) for m in every}
+
+
+@needs_detectors
+def test_a_sample_is_found():
+    done = run_script("--sample")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "12 mutants" in done.stdout
+
+
+@needs_detectors
+@pytest.mark.full
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_all_are_found(subject):
+    done = run_script("--subject", subject)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

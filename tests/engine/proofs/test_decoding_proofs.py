@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from numpy_values import NumpyValue
 from oracles import reference
 from proof_records import ENUMERATION, SOLVER, proves
 from proving import prove
 from smt_values import SmtValue, Trace
+from support.numpy_values import NumpyValue
 
 from tcemu.engine.arithmetic.step import decoding, specials
 from tcemu.formats import F16, F32, FORMATS, TF32, UE8M0, Format

@@ -279,7 +279,7 @@ def test_promoted_sums_are_added(fmt, scaled):
     total, code, scale = (trace.variable(I32, name) for name in ("total", "code", "scale"))
     word = general.add_promoted(fmt, total, code, scale.as_float() if scaled else None)
     part = decode_number(fmt, code)  # every code is decoded in `test_quantizing_proofs.py`
-    exact = scale.as_float().multiply_add(part, total.as_float()) if scaled else total.as_float() + part
+    exact = scale.as_float().multiply_add(part, total.as_float(), "RN") if scaled else total.as_float() + part
     is_nan = SmtValue(trace, BOOL, trace.make(Kind.FP_IS_NAN, exact.term))
     assumed = [between(code, 0, 0xFFFF)] if fmt == F16 else []
     prove(trace, is_same(word.as_float(), exact) & (~is_nan | (word == BINARY32.nan)), *assumed)

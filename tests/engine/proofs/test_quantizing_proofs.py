@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import rules
-from numpy_values import NumpyValue
 from oracles import reference
 from proof_records import ENUMERATION, SOLVER, proves
 from proving import prove
 from rules import between, widen
 from smt_values import Kind, SmtValue, Trace
+from support.numpy_values import NumpyValue
 
 from tcemu.engine.arithmetic.step import quantizing
 from tcemu.engine.arithmetic.step.values import BOOL, I32

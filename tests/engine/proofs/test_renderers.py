@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy_values
 import pytest
 import smt_values
-from numpy_values import NumpyValue
 from proving import Refuted, is_satisfiable, prove
 from smt_values import Kind, SmtValue, Trace
+from support.numpy_values import ROWS, NumpyValue
 
 from tcemu.engine.arithmetic.step.values import BOOL, F32, I8, I32, I64, OPERATIONS, Lane
 
@@ -38,7 +37,7 @@ MOST_LINES = 200
 def test_every_operation_has_a_row():
     rows = smt_values.COMMON | smt_values.CONDITIONS | smt_values.INTEGERS | smt_values.FLOATS
     assert set(rows) == set(OPERATIONS)
-    assert {name.split()[0] for name in numpy_values.ROWS} == set(OPERATIONS) - {"fma", "muladd", "add_rz"}
+    assert {name.split()[0] for name in ROWS} == set(OPERATIONS)
 
 
 def test_a_renderer_is_short():
@@ -65,6 +64,7 @@ FORMULAS = {
     "sitofp_rz": lambda x, y: x.to_float(toward_zero=True).bits(),
     "uitofp_rz": lambda x, y: x.to_float(signed=False, toward_zero=True).bits(),
     "fpext, fptrunc": lambda x, y: (x.as_float().widen() * 1.25).narrow("RN").bits() & (x.as_float().widen() * 1.25).narrow("RZ").bits(),
+    "fma RZ": lambda x, y: (x & 0xFFF).to_float().multiply_add((y & 0xFFF).to_float(), 2.0**-20, "RZ").bits(),
     "fptosi": lambda x, y: (x & 0x4EFFFFFF).as_float().to_integer(),
     "integral": lambda x, y: sum((x.as_float().to_integral(mode).bits() for mode in ("RM", "RP")), x.as_float().to_integral("RN").bits()),
 }  # fmt: skip
@@ -81,6 +81,18 @@ def test_both_renderers_compute_alike(name):
         is_nan = name in ("floats", "div", "integral", "fpext, fptrunc") and np.isnan(np.array(got[at], np.uint32).view(np.float32))
         claim = claim & (formula(one, other) == got[at]) if not is_nan else claim
     prove(trace, claim)
+
+
+def test_a_number_stands_on_either_side():
+    x = NumpyValue(np.array([0, 3, -7], np.int32))
+    assert (5 + x).array.tolist() == (x + 5).array.tolist() == [5, 8, -2]
+    assert (5 - x).array.tolist() == [5, 2, 12] and (x - 5).array.tolist() == [-5, -2, -12]
+
+
+def test_shifts_by_any_distance():
+    x, y = (np.array(side, np.int32).reshape(-1) for side in np.meshgrid(WORDS, [*range(66), 1 << 31 - 1, *WORDS]))
+    shifted = NumpyValue(x).shift_right_any(NumpyValue(y)).array.view(np.uint32)
+    assert shifted.tolist() == [(int(v) & 0xFFFFFFFF) >> min(int(by) & 0xFFFFFFFF, 32) for v, by in zip(x, y, strict=True)]
 
 
 def test_a_wrong_claim_is_refuted_with_its_values():

@@ -62,7 +62,7 @@ def keep_float(stored: Format, fmt: Format, code: V) -> FloatFactor[V]:
         code: i32.
     """
     x = decode(stored, code)
-    if stored.bias == BIAS and stored == fmt:  # the code is an f32's but for its unused bits
+    if stored.bits == BINARY32.bits and stored == fmt:  # the code is an f32's but for its unused bits
         field = x.magnitude >> FRACTION
         return FloatFactor(with_sign_bit(x.magnitude, x.negative), x.magnitude.min(1) * NOT_ZERO + field.max(1))
     word, other = value_word(stored, x), convert_magnitude(stored, fmt, mark_magnitude(stored, code))
@@ -119,7 +119,8 @@ class Moved(NamedTuple, Generic[V]):
 def move(form: IntegerForm, word: V) -> Moved[V]:
     """How the factors of a step are moved.
 
-    Below 2^-64 no factor of a product that is not zero reaches 2^62; above 2^100 what becomes too small is far below a unit.
+    Below 2^-64 no factor of a product that is not zero reaches 2^62; above 2^100 what becomes too small is far below a unit. A factor
+    whose product is zero may become Inf. Inf x 0 is a NaN, and a GPU converts a NaN to the integer 0.
     """
     top = (word >> UPPER) - F64.bias
     up = (top < FAR_BELOW).select(MOVED, (top > FAR_ABOVE).select(top.constant(-MOVED), 0))

@@ -28,14 +28,19 @@ class NumpyValue(Value):
             number = (int(number) + (1 << (lane.bits - 1)) & ((1 << lane.bits) - 1)) - (1 << (lane.bits - 1))
         return NumpyValue(np.asarray(number, DTYPES[lane]))
 
-    def apply(self, name: str, lane: Lane, *others: NumpyValue, extra: str = "") -> NumpyValue:
+    def apply(self, name: str, lane: Lane, *others: Any, extra: str = "") -> NumpyValue:
         with np.errstate(all="ignore"):
             result = ROWS[f"{name} {extra}".strip()](lane, self.array, *(v.array for v in others))
-        return NumpyValue(np.asarray(result).astype(DTYPES[lane], copy=False))
+            return NumpyValue(np.asarray(result).astype(DTYPES[lane], copy=False))
 
 
 def _unsigned(x: Any) -> Any:
     return x.view(f"u{x.dtype.itemsize}") if x.dtype != np.bool_ else x
+
+
+def _distance(lane: Lane, y: Any) -> Any:
+    assert ((y >= 0) & (y < lane.bits)).all(), "a shift by the width or more"
+    return y
 
 
 def _leading_zeros(lane: Lane, x: Any) -> Any:
@@ -51,22 +56,36 @@ def _toward_zero(lane: Lane, x: Any) -> Any:
     return (exact.view(np.int64) & (-1 << 29)).view(np.float64)
 
 
+def _added_toward_zero(lane: Lane, x: Any, y: Any) -> Any:
+    nearest = x + y
+    own = nearest - x
+    rest = (x - (nearest - own)) + (y - own)  # exactly what the sum has lost
+    too_far = (rest != 0) & np.isfinite(nearest) & ((rest < 0) != (nearest < 0))
+    return np.where(too_far, np.nextafter(nearest, nearest.dtype.type(0)), nearest)
+
+
 def _narrowed_toward_zero(lane: Lane, x: Any) -> Any:
     nearest = x.astype(np.float32)
     return np.where(np.abs(nearest.astype(np.float64)) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
 
 
+def _multiplied_and_added_toward_zero(lane: Lane, x: Any, y: Any, z: Any) -> Any:
+    total = _added_toward_zero(F64, x.astype(np.float64) * y, z.astype(np.float64))  # of factors whose product is an f64
+    return total if lane == F64 else _narrowed_toward_zero(lane, total)
+
+
 ROWS = {
     "add": lambda lane, x, y: x + y,
+    "add_rz": _added_toward_zero,
     "sub": lambda lane, x, y: x - y,
     "mul": lambda lane, x, y: x * y,
     "div": lambda lane, x, y: x / y,
     "and": lambda lane, x, y: x & y,
     "or": lambda lane, x, y: x | y,
     "xor": lambda lane, x, y: x ^ y,
-    "shl": lambda lane, x, y: x << y,
-    "lshr": lambda lane, x, y: (_unsigned(x) >> _unsigned(y)).view(x.dtype),
-    "ashr": lambda lane, x, y: x >> y,
+    "shl": lambda lane, x, y: x << _distance(lane, y),
+    "lshr": lambda lane, x, y: (_unsigned(x) >> _unsigned(_distance(lane, y))).view(x.dtype),
+    "ashr": lambda lane, x, y: x >> _distance(lane, y),
     "eq": lambda lane, x, y: x == y,
     "ne": lambda lane, x, y: (x < y) | (x > y) if x.dtype.kind == "f" else x != y,
     "lt": lambda lane, x, y: x < y,
@@ -79,7 +98,7 @@ ROWS = {
     "sext": lambda lane, x: -x.astype(DTYPES[lane]) if x.dtype == np.bool_ else x,
     "zext": lambda lane, x: _unsigned(x),
     "trunc": lambda lane, x: x,
-    "fptosi": lambda lane, x: x,
+    "fptosi": lambda lane, x: np.where(np.isnan(x), 0, x),  # as a GPU does: see `kept_floats.move`
     "sitofp": lambda lane, x: x,
     "uitofp": lambda lane, x: _unsigned(x),
     "sitofp_rz": _toward_zero,
@@ -88,6 +107,9 @@ ROWS = {
     "fpext": lambda lane, x: x,
     "fptrunc RN": lambda lane, x: x,
     "fptrunc RZ": _narrowed_toward_zero,
+    "fma RZ": _multiplied_and_added_toward_zero,
+    "fma RN": lambda lane, x, y, z: x * y + z,  # of factors whose product is exact
+    "muladd": lambda lane, x, y, z: x * y + z,
     "integral RN": lambda lane, x: np.rint(x),
     "integral RM": lambda lane, x: np.floor(x),
     "integral RP": lambda lane, x: np.ceil(x),
