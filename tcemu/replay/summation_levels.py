@@ -217,7 +217,9 @@ class Symbols(Algebra):
 
     def zeros(self, grid: tuple[int, ...], negative: Any) -> Any:
         signs = np.asarray(negative)
-        return np.where(signs, np.array(NOTHING), START) if signs.ndim else NOTHING if signs else START  # one symbol stands for a grid of it
+        return (
+            np.where(signs, np.array(NOTHING), START) if signs.ndim else NOTHING if signs else START
+        )  # one symbol stands for a grid of it
 
     def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
         closes = np.zeros(chain.places.shape, bool) if chain.closes is None else chain.closes
