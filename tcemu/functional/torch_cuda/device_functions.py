@@ -73,7 +73,7 @@ class Value(NamedTuple):
 
 def as_value(x: Value | Number | np.uint32) -> Value:
     """Return a number, rounded to f32, or a code, as a value."""
-    return x if isinstance(x, Value) else Value(jnp.asarray(x if isinstance(x, np.uint32) else f32_code(x)))
+    return x if isinstance(x, Value) else Value(jnp.asarray(f32_code(x) if isinstance(x, float | int) else x))
 
 
 def _codes(*values: Value | Number | np.uint32) -> Sequence[Array]:

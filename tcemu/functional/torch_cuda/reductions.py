@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 
 from tcemu.arithmetic.f32_arithmetic import add_f32, fma_f32, is_nan_f32, less_f32
 from tcemu.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN, multiply_f32
@@ -68,7 +69,7 @@ class ElementSums(CodeSums):
         self.terms = elements
 
     def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
-        if isinstance(self.terms, jax.core.Tracer) or chain.closes is not None:
+        if isinstance(self.terms, Tracer) or chain.closes is not None:
             return super().scan(turn, state, chain)
         for places in chain.places:  # without a trace no program is compiled for a number of turns
             state = turn(state, Turn(self.read(places), None, None))
@@ -100,7 +101,7 @@ class TermSums(ElementSums):
 
 def _is_exact_by_device(codes: Array) -> bool:
     """Return whether the device's addition gives these terms' sums; False under a trace."""
-    if isinstance(codes, jax.core.Tracer):
+    if isinstance(codes, Tracer):
         return False
     size = np.asarray(codes) & MAGNITUDE
     return bool(((size == 0) | (size >= LEAST_EXACT)).all())

@@ -139,7 +139,8 @@ def layer_norm(x: ArrayLike, weight: ArrayLike, bias: ArrayLike, eps: float) -> 
     centred = rows - column(mean)
     found = fma(w, column(scale) * centred, b) if vectorised else fma(centred * column(scale), w, b)
     shape = jnp.shape(x)
-    return _result(found, fmt).reshape(shape), *(_result(v, F32).reshape(*shape[:-1], 1) for v in (mean, scale))
+    of_rows = [_result(value, F32).reshape(*shape[:-1], 1) for value in (mean, scale)]
+    return _result(found, fmt).reshape(shape), of_rows[0], of_rows[1]
 
 
 def rms_norm(x: ArrayLike, weight: ArrayLike, eps: float) -> Array:
