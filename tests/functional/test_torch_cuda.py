@@ -20,10 +20,12 @@ USUAL = (
     "binary|tanh_backward|bf16",
 )  # fmt: skip
 KINDS = ("reduce/sum", "reduce/mean", "reduce/sum0", "reduce/sum_all", "reduce/amax")
+WARP_KINDS = ("reduce/softmax", "reduce/log_softmax", "reduce/softmax_bwd", "reduce/log_softmax_bwd")  # up to 1,024 elements
 
 
 def has_rule(name):
-    return kind(name) in KINDS or name.startswith(("unary", "binary"))
+    in_warp = kind(name) in WARP_KINDS and int(name.split("|")[3]) <= 1024
+    return in_warp or kind(name) in KINDS or name.startswith(("unary", "binary"))
 
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.full) for n in recorded() if has_rule(n)])

@@ -23,7 +23,7 @@ from tcemu.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.base.errors import NotModelled
 from tcemu.formats import F32, Format, array_codes, convert, to_float
 from tcemu.functional.torch_cuda.device_functions import Value, expf, fma, logf, rsqrt, sqrt, where
-from tcemu.functional.torch_cuda.elementwise import FORMATS, given_dtype
+from tcemu.functional.torch_cuda.elementwise import FORMATS, given_dtype, round_value
 from tcemu.functional.torch_cuda.reduce_plans import WARP, ReduceCall, is_vectorised_norm, norm_tree, reduce_tree
 from tcemu.functional.torch_cuda.reductions import VECTORISED, WELFORD_OPS, reduce_tree_values, tree_moments
 
@@ -232,6 +232,6 @@ def softmax_backward(grad: ArrayLike, y: ArrayLike, *, log: bool = False) -> Arr
     if log:
         found = fma(-expf(results), _warp_sum(grads), grads)
     else:
-        products = grads * results
+        products = round_value(grads * results, fmt)  # PyTorch multiplies them before, as tensors
         found = fma(-results, _warp_sum(products), products)
     return _result(found, fmt).reshape(jnp.shape(y))
