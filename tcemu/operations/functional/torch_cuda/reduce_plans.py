@@ -1,0 +1,187 @@
+"""The order in which PyTorch's reduction kernel adds, as trees: sums, means, norms, products, extremes and variances.
+
+Source: PyTorch 2.13.0, aten/src/ATen/native/cuda/Reduce.cuh (`setReduceConfig`, `thread_reduce_impl`,
+`input_vectorized_thread_reduce_impl`, `block_x_reduce`, `block_y_reduce`, `global_reduce`). The words of PyTorch 2.11.0 on an H200 agree:
+see `tests/operations/functional/test_torch_cuda.py`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tcemu.base.errors import NotModelled
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
+
+WARP, MAX_THREADS = 32, 512
+NORM_THREADS, NORM_VECTOR = 128, 4  # of the vectorised kernel of layer and RMS norm
+LEAST_VECTORISED = 128  # terms from which neighbours in memory are loaded as vectors
+LEAST_VALUES, MAX_VALUES = 16, 256  # terms of a thread from which warps, and from which blocks share a sum
+GPUS = {"H100": (132, 2048), "H200": (132, 2048)}  # multiprocessors, and threads of one
+
+
+class ReduceCall(NamedTuple):
+    """What the launch of a reduction depends on.
+
+    Attributes:
+        terms: Number of terms of each sum.
+        outputs: Number of sums.
+        contiguous: The terms of a sum are neighbours in memory; else the sums are, as those over the first axis.
+        unrolled: Accumulators of a thread that loads single elements: `vt0`.
+        vector: Elements of a vector, each with an accumulator: `input_vec_size`.
+        gpu: A key of GPUS.
+    """
+
+    terms: int
+    outputs: int
+    contiguous: bool = True
+    unrolled: int = 4
+    vector: int = 4
+    gpu: str = "H200"
+
+
+class ReduceLaunch(NamedTuple):
+    """A launch of the kernel: threads that share a sum in x and y, blocks that do, and whether they load vectors."""
+
+    width: int
+    height: int
+    blocks: int
+    vectorised: bool
+
+
+def _last_power(n: int) -> int:
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def reduce_launch(call: ReduceCall) -> ReduceLaunch:
+    """Return the launch of a reduction.
+
+    Raises:
+        NotModelled: The GPU's number of multiprocessors is not known.
+    """
+    if call.gpu not in GPUS:
+        raise NotModelled(f"gpu={call.gpu!r}: the launch depends on its multiprocessors; known: {', '.join(GPUS)} (reduce_plans.GPUS)")
+    processors, threads = GPUS[call.gpu]
+    vectorised = call.contiguous and call.terms >= LEAST_VECTORISED
+    together = 1  # outputs that a thread computes
+    if not call.contiguous:
+        together = next(size for size in (4, 2, 1) if call.outputs % size == 0)
+    x, y = (call.terms // (call.vector if vectorised else 1), call.outputs) if call.contiguous else (call.outputs // together, call.terms)
+    most = MAX_THREADS // together
+    x, y = (_last_power(n) if n < most else most for n in (x, y))
+    height = min(y, most // min(x, WARP))
+    width = min(x, most // height)
+    step = width if call.contiguous else 1
+    step_out = 1 if call.contiguous else width
+    values = -(-call.terms // step)
+    if values < min(height * LEAST_VALUES, MAX_VALUES):  # each warp has sums of its own
+        return ReduceLaunch(width if call.contiguous else 1, 1, 1, vectorised)
+    values = -(-call.terms // (step * height))
+    grid = -(-(call.outputs // together) // step_out)
+    wanted = processors * (threads // (width * height))
+    blocks = 1
+    if values >= MAX_VALUES and grid <= wanted:
+        blocks = max(min(-(-wanted // grid), -(-values // LEAST_VALUES)), -(-values // MAX_VALUES))
+    return ReduceLaunch(width if call.contiguous else 1, height, blocks, vectorised)
+
+
+@lru_cache(maxsize=64)
+def reduce_tree(call: ReduceCall) -> Node:
+    """Return the sums [outputs] of an operand by places in memory: accumulators of a thread, threads in x and in y, blocks."""
+    launch = reduce_launch(call)
+    blocks, height, width = launch.blocks, launch.height, launch.width
+    threads = blocks * height * width
+    rows = np.arange(call.outputs)
+    if launch.vectorised:  # rows that begin elsewhere in a vector have other accumulators
+        shifts = rows * call.terms % call.vector
+        trees = np.stack([_vector_places(call, threads, shift) for shift in range(call.vector)])
+        places = trees[shifts].swapaxes(0, 1)
+    else:
+        places = np.repeat(_strided_places(call, threads)[:, None], call.outputs, 1)
+    first, stride = (rows * call.terms, 1) if call.contiguous else (rows, call.outputs)
+    places = np.where(places == EMPTY, EMPTY, places * stride + first[:, None, None]).astype(np.int32)
+    places = places.reshape(len(places), call.outputs, blocks, height, width, -1)
+    if blocks == 1:
+        return _block_sum(places[:, :, 0])
+    rounds = -(-blocks // (height * width))  # the last block's threads take the sums of all blocks in turn
+    missing = rounds * height * width - blocks
+    places = np.pad(places, [(0, 0), (0, 0), (0, missing), (0, 0), (0, 0), (0, 0)], constant_values=EMPTY)
+    places = places.reshape(len(places), call.outputs, rounds, height, width, *places.shape[3:])
+    places = places.transpose(0, 1, 4, 3, 2, 5, 6, 7)  # [T, outputs, width, height, rounds, height, width, registers]
+    return Join(Join(Join(_block_sum(places), from_zero=True), "folded"), "folded")
+
+
+def _block_sum(places: np.ndarray) -> Node:
+    """Return the sums of blocks [...] from elements [T, ..., height, width, registers]."""
+    return Join(Join(Join(Chain(places)), "folded"), "folded")
+
+
+def _strided_places(call: ReduceCall, threads: int) -> np.ndarray:
+    """Return the terms [T, threads, unrolled] of threads that load single elements."""
+    turns = -(-call.terms // (threads * call.unrolled))
+    numbers = np.arange(turns * call.unrolled * threads).reshape(turns, call.unrolled, threads).swapaxes(1, 2)
+    return np.where(numbers < call.terms, numbers, EMPTY)
+
+
+def _vector_places(call: ReduceCall, threads: int, shift: int) -> np.ndarray:
+    """Return the terms [T, threads, vector] of threads that load vectors: those before the first vector, the vectors, and those after.
+
+    shift: Elements by which the first term lies after a vector's boundary.
+    """
+    vector = call.vector
+    head = -shift % vector
+    vectors, tail = divmod(call.terms - head, vector)
+    turns = -(-(call.terms // vector) // threads)
+    numbers = np.arange(turns * threads * vector).reshape(turns, threads, vector)
+    first, last = np.full((2, 1, threads, vector), EMPTY)
+    first[0, vector - head : vector, 0] = np.arange(head)  # thread `shift` takes the first one
+    last[0, :tail, 0] = np.arange(call.terms - tail, call.terms)
+    return np.concatenate([first, np.where(numbers < vectors * vector, numbers + head, EMPTY), last])
+
+
+# ---- norms: each row by the threads of a block
+
+
+def strided_places(columns: int, threads: int, vector: int = 1) -> np.ndarray:
+    """Return the elements of each thread [T, threads]: vectors in turn, one element after the other."""
+    turns = -(-columns // (threads * vector))
+    numbers = np.arange(turns * threads * vector).reshape(turns, threads, vector).swapaxes(1, 2).reshape(-1, threads)
+    return np.where(numbers < columns, numbers, EMPTY)
+
+
+def thread_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -> Node:
+    """Return the sums of threads, joined over the lanes of a warp and then over warps.
+
+    Args:
+        places: Elements [T, ..., threads], EMPTY for none.
+        far: Lanes and warps are joined in halves; else neighbours first.
+        least_warps: As many warps are joined at least, empty ones among them, and a power of two.
+    """
+    *before, threads = places.shape
+    lanes = min(WARP, threads)
+    warps = threads // lanes
+    missing = max(1 << max(warps - 1, 0).bit_length(), least_warps) - warps
+    places = np.pad(places.reshape(*before, warps, lanes), [*[(0, 0)] * len(before), (0, missing), (0, 0)], constant_values=EMPTY)
+    order = "folded" if far else "tree"
+    return Join(Join(Chain(places), order), order)
+
+
+def is_vectorised_norm(columns: int) -> bool:
+    """Return whether layer norm's kernel loads vectors of a row."""
+    return columns % NORM_VECTOR == 0
+
+
+@lru_cache(maxsize=64)
+def norm_tree(rows: int, columns: int) -> Node:
+    """Return the moments of rows as layer norm's kernels take them: 128 threads that load vectors, else one or 16 warps.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/layer_norm_kernel.cu and block_reduce.cuh.
+    """
+    if is_vectorised_norm(columns):
+        places = strided_places(columns, NORM_THREADS, NORM_VECTOR)
+    else:
+        places = strided_places(columns, WARP if columns < MAX_THREADS else MAX_THREADS)
+    places = places[:, None]
+    return thread_tree(np.where(places == EMPTY, EMPTY, places + np.arange(rows)[:, None] * columns).astype(np.int32))
