@@ -161,7 +161,7 @@ class Algebra:
 
     def add_pairs(self, sums: Any, pairs: Any, adding: Callable[[Any, Any], Any]) -> Any:
         """Add along the first axis by pairs (to, from), a tuple of pairs or an array."""
-        return add_in_stages(sums, pairs, adding, self)
+        return add_in_stages(sums, tuple((int(to), int(origin)) for to, origin in pairs), adding, self)
 
     def extend(self, sums: Any, count: int) -> Any:
         """Append +0 along the first axis."""

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node, evaluate
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Node, evaluate
 from tcemu.engine.formats.number_formats import F32 as NUMBERS
+from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places, thread_tree
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
 from tcemu.uses.drift.sum_evaluation import FloatSums, fma_f32, sum_products, terms_first
 from tcemu.uses.drift.summation import Summation
 from tcemu.uses.replay.order_candidates import JOINS
 
 VECTOR, CHUNK = 8, 16  # f32 lanes of a vector of PyTorch on a CPU, also with AVX-512; vectors of a chunk
-WARP = 32
 LANE_COUNTS, VECTORS = (8, 16, 32, 128), (1, 4)  # of sums of squares
 F32 = np.float32
 Pair = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean, sum of squared differences, number of elements
@@ -187,43 +187,20 @@ def _parts(moments: np.ndarray) -> Pair:
     return moments[..., 0, :], moments[..., 1, :], moments[..., 2, :]
 
 
-def thread_moments_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -> Node:
-    """Return the moments of threads, joined over the lanes of a warp and then over warps.
-
-    Args:
-        places: Element numbers [steps, threads], EMPTY for none.
-        far: Lanes and warps are joined in halves; else neighbours first.
-        least_warps: As many warps are joined at least, empty ones among them, and a power of two.
-    """
-    lanes = min(WARP, places.shape[1])
-    warps = places.shape[1] // lanes
-    missing = max(1 << max(warps - 1, 0).bit_length(), least_warps) - warps
-    places = np.pad(places.reshape(len(places), warps, lanes), [(0, 0), (0, missing), (0, 0)], constant_values=EMPTY)
-    order = "folded" if far else "tree"
-    return Join(Join(Chain(places), order), order)
-
-
 def _in_threads(rows: Rows, tree: Node, join: Callable[[Pair, Pair], Pair], *, reciprocal: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Compute the moments of rows by a tree of threads."""
     mean, squares, _ = evaluate(tree, WelfordSums(terms_first(rows.values, 0.0), join, reciprocal))
     return mean, squares / F32(rows.values.shape[1])
 
 
-def _strided(k: int, threads: int, vector: int = 1) -> np.ndarray:
-    """Return the elements of each thread [steps, threads]: vectors in turn."""
-    steps = -(-k // (threads * vector))
-    numbers = np.arange(steps * threads * vector).reshape(steps, threads, vector).swapaxes(1, 2).reshape(-1, threads)
-    return np.where(numbers < k, numbers, EMPTY)
-
-
 def _cuda_vectorised(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    tree = thread_moments_tree(_strided(rows.values.shape[1], 4 * WARP, 4))
+    tree = thread_tree(strided_places(rows.values.shape[1], 4 * WARP, 4))
     return _in_threads(rows, tree, _join_vectorised, reciprocal=True)
 
 
 def _cuda_rows(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
     k = rows.values.shape[1]
-    return _in_threads(rows, thread_moments_tree(_strided(k, WARP if k < 512 else 512)), _join_welford_ops)
+    return _in_threads(rows, thread_tree(strided_places(k, WARP if k < 512 else 512)), _join_welford_ops)
 
 
 def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
@@ -233,11 +210,11 @@ def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.nd
     across = size(inner)
     down = max(512 // across, 1)
     images = rows.values.shape[1] // inner
-    image, x = _strided(images, down), _strided(inner, across)
+    image, x = strided_places(images, down), strided_places(inner, across)
     numbers = np.where(
         (image[:, None, :, None] >= 0) & (x[None, :, None, :] >= 0), image[:, None, :, None] * inner + x[None, :, None, :], -1
     )
-    tree = thread_moments_tree(numbers.reshape(-1, down * across), far=False, least_warps=WARP)
+    tree = thread_tree(numbers.reshape(-1, down * across), far=False, least_warps=WARP)
     return _in_threads(rows, tree, _join_batch_norm)
 
 

@@ -1,5 +1,7 @@
 """Arithmetics are tried on samples: a sample has the words of the whole result, and a fast chain of fma has those of fma."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ from tcemu.drift import identify, read_record, record
 from tcemu.formats import F32
 from tcemu.uses.drift.causes import Trial, build_program, program_inputs, raw_words
 from tcemu.uses.drift.program_evaluation import evaluate
+from tcemu.uses.drift.programs import Program
+from tcemu.uses.drift.recorded_operations import BUILDERS, append_operation
 from tcemu.uses.drift.samples import take_sample
 from tcemu.uses.drift.sum_evaluation import sum_products
 from tcemu.uses.drift.summation import plain_summation
@@ -55,3 +59,18 @@ def test_a_logistic_in_bf16_rounds_each_step():
     x = jnp.asarray(np.random.default_rng(0).standard_normal(300), jnp.bfloat16)
     (line,) = identify(record(jax.lax.logistic)(x), targets=()).operations
     assert line.is_explained and "each step rounded" in line.arithmetic, line
+
+
+def test_a_fault_of_a_builder_is_no_unknown_operation(monkeypatch):
+    """Parameters of another kind than a builder knows make an operation unknown; any other exception is a fault, and stays one."""
+    run = read_record(record(lambda x: x.sum(axis=0))(np.ones((2, 3), np.float32)))
+    (operation,) = [op for op in run.operations if op.name == "reduce_sum"]
+    refs = [("input", 0)]
+    assert append_operation(Program(), operation, refs) == ("node", 0)
+    for attributes in ({}, {"axes": "0"}, {"axes": [5]}, {"axes": [0.5]}):
+        assert append_operation(Program(), replace(operation, attributes=attributes), refs) is None
+    assert append_operation(Program(), operation, []) is None
+    for error in (KeyError("axes"), TypeError("a bug"), IndexError("a bug"), ValueError("a bug")):
+        monkeypatch.setitem(BUILDERS, "reduce_sum", lambda *_, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error)):
+            append_operation(Program(), operation, refs)

@@ -15,16 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.base import bits as bits_module
 from tcemu.engine.arithmetic import fma as exact_fma
 from tcemu.engine.arithmetic import special_functions
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32, is_nan_f32, less_f32
 from tcemu.engine.arithmetic.libdevice import ERF_LARGE, ERF_SMALL, LOG_COEFFICIENTS, TANH_COEFFICIENTS
 from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN, multiply_f32
 from tcemu.engine.backends.quotients import divide
-from tcemu.engine.formats.coding import Number as Decoded
-from tcemu.engine.formats.coding import convert, encode_limbs, limbs_to_codes
-from tcemu.engine.formats.number_formats import F32, F64
+from tcemu.engine.formats.number_formats import F32
 
 _multiply = jax.jit(multiply_f32)
 _divide = jax.jit(lambda x, y: divide(x, y, F32))
@@ -76,7 +73,7 @@ class Value(NamedTuple):
 
 def as_value(x: Value | Number | np.uint32) -> Value:
     """Return a number, rounded to f32, or a code, as a value."""
-    return x if isinstance(x, Value) else Value(jnp.asarray(x if isinstance(x, np.uint32) else f32_code(x)))
+    return x if isinstance(x, Value) else Value(jnp.asarray(f32_code(x) if isinstance(x, float | int) else x))
 
 
 def _codes(*values: Value | Number | np.uint32) -> Sequence[Array]:
@@ -227,7 +224,7 @@ def log1pf(x: Value) -> Value:
     k = _signed_float(bits) * _constant(0x34000000)
     found = fma(k, _constant(0x3F317218), fma(f * _horner(LOG1P_COEFFICIENTS, f), f, f)).codes
     special = x.codes >= INFINITY
-    large = special & ((x.codes < SIGN) | (x.codes >= np.uint32(0xBF800000)))  # Inf and NaN, and -1 or less
+    large = special & ((x.codes < SIGN) | (x.codes > np.uint32(0xBF800000)))  # Inf and NaN, and below -1
     found = jnp.where(large, fma(x, _constant(0x7F800000), _constant(0x7F800000)).codes, found)
     return Value(jnp.where(x.codes == SIGN, SIGN, found))
 
@@ -254,70 +251,6 @@ def expm1f(x: Value) -> Value:
     found = where(i > 128.0, _constant(0x7F800000), found)
     found = where(i < -25.0, -1.0, found)
     return where(x.codes & MAGNITUDE == 0, x + x, found)
-
-
-TWO_OVER_PI = (0x3C439041, 0xDB629599, 0xF534DDC0, 0xFC2757D1, 0x4E441529, 0xA2F9836E)  # bits of 2 / pi, the lowest word first
-HALF_PI = (0x54442D19, 0x3BF921FB)  # pi / 2 * 2^-64 in f64, the low word first
-
-
-@jax.jit
-def _reduce_far(x: Array) -> tuple[Array, Array]:
-    """Return the quadrant and the rest of x / (pi / 2) for |x| of 105615 or more, by 2 / pi in 192 bits (Payne and Hanek)."""
-    exponent = ((x >> 23) & 255).astype(jnp.int32) - 128
-    fraction = (x << 8) | SIGN
-    words, carry = [], jnp.zeros_like(x)
-    for word in TWO_OVER_PI:
-        low, high = bits_module.multiply_words(fraction, jnp.full_like(x, word))
-        total = low + carry
-        words.append(total)
-        carry = high + (total < low)
-    words.append(carry)
-    table = jnp.stack(words)
-    first = jnp.clip(exponent >> 5, 0, 3)
-    pick = lambda i: jnp.take_along_axis(table, (i - first)[None], axis=0)[0]
-    high, middle, low = pick(6), pick(5), pick(4)
-    shift = (exponent & 31).astype(jnp.uint32)
-    join = lambda upper, lower: jnp.where(shift == 0, upper, (upper << shift) | (lower >> ((32 - shift) & 31)))
-    high, middle = join(high, middle), join(middle, low)
-    part, lower = (high << 2) | (middle >> 30), middle << 2
-    over = part >> 31  # the fraction is a half or more
-    quadrant = (over + (high >> 30)).astype(jnp.int32)
-    negative = x >= SIGN
-    quadrant = jnp.where(negative, -quadrant, quadrant)
-    flip = jnp.where(over != 0, np.uint32(0xFFFFFFFF), np.uint32(0))
-    nothing = jnp.zeros(x.shape, bool)
-    number = Decoded(nothing, (lower ^ flip, part ^ flip), jnp.zeros(x.shape, jnp.int32), nothing, nothing)
-    wide = limbs_to_codes(F64, encode_limbs(F64, number, "RN"))
-    product = exact_fma.fma(wide, jnp.broadcast_to(jnp.asarray(HALF_PI, jnp.uint32), wide.shape), jnp.zeros_like(wide), F64)
-    rest = convert(F64, F32, product)
-    return quadrant, rest ^ jnp.where(negative ^ (over != 0), SIGN, np.uint32(0))
-
-
-def sinf(x: Value) -> Value:
-    """Return the sine as libdevice's `sinf`."""
-    return _sine(x, 0)
-
-
-def cosf(x: Value) -> Value:
-    """Return the cosine as libdevice's `cosf`."""
-    return _sine(x, 1)
-
-
-def _sine(x: Value, quarter: int) -> Value:
-    size = abs(x)
-    turns = jnp.where(size < _constant(0x47CE4780), jnp.round(_as_float(x * _constant(0x3F22F983))), 0)
-    j = Value(lax.bitcast_convert_type(turns, jnp.uint32))
-    rest = fma(j, _constant(0xA7C234C5), fma(j, _constant(0xB3A22168), fma(j, _constant(0xBFC90FDA), x)))
-    far, near = _reduce_far(x.codes), size < _constant(0x47CE4780)
-    rest = where(near, rest, where(size.codes >= INFINITY, x * 0.0, Value(far[1])))
-    quadrant = jnp.where(near, turns.astype(jnp.int32), jnp.where(size.codes >= INFINITY, 0, far[0])) + quarter
-    odd = quadrant & 1 == 1  # the cosine's polynomial
-    z, square = where(odd, 1.0, rest), rest * rest
-    p = where(odd, fma(_constant(0x37CBAC00), square, _constant(0xBAB607ED)), _constant(0xB94D4153))
-    for even, other in ((0x3C0885E4, 0x3D2AAABB), (0xBE2AAAA8, 0xBEFFFFFF)):
-        p = fma(p, square, where(odd, _constant(other), _constant(even)))
-    found = fma(p, fma(square, z, 0.0), z)
-    return where(quadrant & 2 == 2, fma(found, -1.0, 0.0), found)
 
 
 def tanhf(x: Value) -> Value:

@@ -26,7 +26,7 @@ from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import (
     Value,
-    cosf,
+    as_value,
     erff,
     ex2,
     expf,
@@ -36,7 +36,6 @@ from tcemu.operations.functional.torch_cuda.device_functions import (
     log2f,
     logf,
     rsqrt,
-    sinf,
     sqrt,
     tanhf,
     where,
@@ -94,8 +93,6 @@ OPERATORS: dict[str, Callable[..., Value]] = {
     "log2": log2f,
     "log1p": log1pf,
     "expm1": expm1f,
-    "sin": sinf,
-    "cos": cosf,
     "sqrt": sqrt,
     "rsqrt": rsqrt,
     "tanh": tanhf,
@@ -139,7 +136,7 @@ def elementwise(name: str, *operands: ArrayLike, **options: Any) -> Array:
 
     Args:
         name: A key of OPERATORS or of ROUNDED_BETWEEN.
-        *operands: Arrays of one dtype, bfloat16, float16 or float32.
+        *operands: Arrays of one dtype, bfloat16, float16 or float32, and Python's numbers, which are rounded to f32.
         **options: Numbers that the formula takes, as `alpha` of "add".
 
     Returns:
@@ -151,11 +148,12 @@ def elementwise(name: str, *operands: ArrayLike, **options: Any) -> Array:
     if name not in OPERATORS and name not in ROUNDED_BETWEEN:
         known = ", ".join((*OPERATORS, *ROUNDED_BETWEEN))
         raise NotModelled(f"{name}: its device function is not known; known are {known} (torch_cuda/elementwise.py, OPERATORS)")
-    given = [array_codes(jnp.asarray(x)) for x in operands]
-    fmt = given[0][0]
-    if fmt not in FORMATS or any(other != fmt for other, _ in given):
-        raise NotModelled(f"{name}: got {', '.join(str(f) for f, _ in given)}; expected operands of one of bf16, f16 and f32")
-    values = [Value(convert(fmt, F32, codes)) for _, codes in given]
+    given = [x if isinstance(x, float | int) else array_codes(jnp.asarray(x)) for x in operands]
+    formats = [x[0] for x in given if isinstance(x, tuple)]
+    if len(set(formats)) != 1 or formats[0] not in FORMATS:
+        raise NotModelled(f"{name}: got {', '.join(map(str, formats))}; expected operands of one of bf16, f16 and f32")
+    fmt = formats[0]
+    values = [Value(convert(fmt, F32, x[1])) if isinstance(x, tuple) else as_value(x) for x in given]
     found = ROUNDED_BETWEEN[name](*values, fmt, **options) if name in ROUNDED_BETWEEN else OPERATORS[name](*values, **options)
     return to_float(fmt, convert(F32, fmt, found.codes), given_dtype(fmt))
 

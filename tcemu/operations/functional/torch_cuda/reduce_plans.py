@@ -16,6 +16,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 
 WARP, MAX_THREADS = 32, 512
+NORM_THREADS, NORM_VECTOR = 128, 4  # of the vectorised kernel of layer and RMS norm
 LEAST_VECTORISED = 128  # terms from which neighbours in memory are loaded as vectors
 LEAST_VALUES, MAX_VALUES = 16, 256  # terms of a thread from which warps, and from which blocks share a sum
 GPUS = {"H100": (132, 2048), "H200": (132, 2048)}  # multiprocessors, and threads of one
@@ -138,3 +139,49 @@ def _vector_places(call: ReduceCall, threads: int, shift: int) -> np.ndarray:
     first[0, vector - head : vector, 0] = np.arange(head)  # thread `shift` takes the first one
     last[0, :tail, 0] = np.arange(call.terms - tail, call.terms)
     return np.concatenate([first, np.where(numbers < vectors * vector, numbers + head, EMPTY), last])
+
+
+# ---- norms: each row by the threads of a block
+
+
+def strided_places(columns: int, threads: int, vector: int = 1) -> np.ndarray:
+    """Return the elements of each thread [T, threads]: vectors in turn, one element after the other."""
+    turns = -(-columns // (threads * vector))
+    numbers = np.arange(turns * threads * vector).reshape(turns, threads, vector).swapaxes(1, 2).reshape(-1, threads)
+    return np.where(numbers < columns, numbers, EMPTY)
+
+
+def thread_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -> Node:
+    """Return the sums of threads, joined over the lanes of a warp and then over warps.
+
+    Args:
+        places: Elements [T, ..., threads], EMPTY for none.
+        far: Lanes and warps are joined in halves; else neighbours first.
+        least_warps: As many warps are joined at least, empty ones among them, and a power of two.
+    """
+    *before, threads = places.shape
+    lanes = min(WARP, threads)
+    warps = threads // lanes
+    missing = max(1 << max(warps - 1, 0).bit_length(), least_warps) - warps
+    places = np.pad(places.reshape(*before, warps, lanes), [*[(0, 0)] * len(before), (0, missing), (0, 0)], constant_values=EMPTY)
+    order = "folded" if far else "tree"
+    return Join(Join(Chain(places), order), order)
+
+
+def is_vectorised_norm(columns: int) -> bool:
+    """Return whether layer norm's kernel loads vectors of a row."""
+    return columns % NORM_VECTOR == 0
+
+
+@lru_cache(maxsize=64)
+def norm_tree(rows: int, columns: int) -> Node:
+    """Return the moments of rows as layer norm's kernels take them: 128 threads that load vectors, else one or 16 warps.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/layer_norm_kernel.cu and block_reduce.cuh.
+    """
+    if is_vectorised_norm(columns):
+        places = strided_places(columns, NORM_THREADS, NORM_VECTOR)
+    else:
+        places = strided_places(columns, WARP if columns < MAX_THREADS else MAX_THREADS)
+    places = places[:, None]
+    return thread_tree(np.where(places == EMPTY, EMPTY, places + np.arange(rows)[:, None] * columns).astype(np.int32))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32, is_nan_f32, less_f32
 from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN, multiply_f32
-from tcemu.engine.arithmetic.sum_tree import Node, evaluate
-from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, reduce_tree
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Node, Turn, evaluate
+from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, where
 from tcemu.operations.products.library.kernel_sums import CodeSums
 
 ONE = np.uint32(0x3F800000)
@@ -51,21 +51,37 @@ class Reduction(NamedTuple):
 
 
 ZERO = np.uint32(0)
+_multiply = jax.jit(multiply_f32)
 REDUCTIONS = {
     "sum": Reduction(ZERO, SIGN, add_f32, add_f32),
     "sum by device": Reduction(ZERO, SIGN, add_by_device, add_by_device),
     "squares": Reduction(ZERO, ZERO, lambda total, x: fma_f32(x, x, total), add_f32),
-    "product": Reduction(ONE, ONE, multiply_f32, multiply_f32),
+    "product": Reduction(ONE, ONE, _multiply, _multiply),
     "largest": Reduction(SIGN | INFINITY, SIGN | INFINITY, _largest, _largest),
 }
 
 
-class TermSums(CodeSums):
-    """The algebra of a reduction of terms [K + 1], the last one for places without an element; values [*grid]."""
+class ElementSums(CodeSums):
+    """Sums of elements [K + 1], the last one for places without an element."""
 
-    def __init__(self, how: Reduction, terms: Array) -> None:
-        super().__init__()
-        self.how, self.terms = how, terms
+    def __init__(self, outputs: tuple[int, ...], elements: Array) -> None:
+        super().__init__(outputs)
+        self.terms = elements
+
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        if isinstance(self.terms, Tracer) or chain.closes is not None:
+            return super().scan(turn, state, chain)
+        for places in chain.places:  # without a trace no program is compiled for a number of turns
+            state = turn(state, Turn(self.read(places), None, None))
+        return state
+
+
+class TermSums(ElementSums):
+    """The algebra of a reduction of terms; values [*grid]."""
+
+    def __init__(self, how: Reduction, elements: Array) -> None:
+        super().__init__((), elements)
+        self.how = how
 
     def zeros(self, grid: tuple[int, ...], negative: Any) -> Array:
         return jnp.full(grid, self.how.identity)
@@ -85,26 +101,88 @@ class TermSums(CodeSums):
 
 def _is_exact_by_device(codes: Array) -> bool:
     """Return whether the device's addition gives these terms' sums; False under a trace."""
-    if isinstance(codes, jax.core.Tracer):
+    if isinstance(codes, Tracer):
         return False
     size = np.asarray(codes) & MAGNITUDE
     return bool(((size == 0) | (size >= LEAST_EXACT)).all())
 
 
-def reduce_elements(kind: str, call: ReduceCall, elements: Array) -> Array:
-    """Reduce the f32 codes of an operand, flat as they lie in memory, to [outputs] in the order of a call.
+def reduce_tree_values(kind: str, tree: Node, elements: Array) -> Array:
+    """Reduce the f32 codes of an operand, flat as they lie in memory, in the order of a tree whose places are theirs.
 
     Args:
         kind: A key of REDUCTIONS.
-        call: The call.
-        elements: The operand's elements [outputs * terms].
+        tree: The tree.
+        elements: f32 codes.
+
+    Returns:
+        f32 codes of the tree's grid.
     """
     if kind == "sum" and _is_exact_by_device(elements):
         kind = "sum by device"
-    return _walk(kind, jax.tree.map(jnp.asarray, reduce_tree(call)), elements)
-
-
-@partial(jax.jit, static_argnums=0)
-def _walk(kind: str, tree: Node, elements: Array) -> Array:
     how = REDUCTIONS[kind]
     return evaluate(tree, TermSums(how, jnp.append(elements, how.padding)))
+
+
+# ---- moments
+
+
+class Moments(NamedTuple):
+    """The forms of Welford's update and of Chan's join in a kernel.
+
+    Attributes:
+        reciprocal: Both multiply by the reciprocal of a count; else an update divides, and a join divides a count by the total.
+    """
+
+    reciprocal: bool
+
+
+WELFORD_OPS, VECTORISED = Moments(False), Moments(True)  # SharedReduceOps.h; layer_norm_kernel.cu: cuWelfordOnlineSum, cuWelfordCombine
+
+
+class MomentSums(ElementSums):
+    """The algebra of moments: values [*grid, 3], the f32 codes of mean, sum of squared differences and count."""
+
+    def __init__(self, how: Moments, elements: Array) -> None:
+        super().__init__((3,), elements)
+        self.how = how
+
+    def zeros(self, grid: tuple[int, ...], negative: Any) -> Array:
+        return jnp.zeros((*grid, 3), jnp.uint32)
+
+    def read(self, places: Array) -> tuple[Array, Array]:
+        return self.terms[places], places != EMPTY
+
+    def accumulate(self, running: Array, elements: tuple[Array, Array]) -> Array:
+        (x, given), (mean, squares, count) = elements, self._parts(running)
+        value, after = Value(x), count + 1.0
+        delta = value - mean
+        new = fma(delta, 1.0 / after, mean) if self.how.reciprocal else mean + delta / after
+        return jnp.where(given[..., None], self._stack(new, fma(delta, value - new, squares), after), running)
+
+    def add(self, x: Array, y: Array) -> Array:
+        own, other = self._parts(x), self._parts(y)
+        total = own[2] + other[2]
+        least = where(total < 1.0, 1.0, total)
+        if self.how.reciprocal:
+            scale = 1.0 / least
+            share, delta = own[2] * scale, own[0] - other[0]
+            mean = fma(other[2] * scale, other[0], share * own[0])
+            squares = fma(delta * delta * other[2], share, other[1] + own[1])
+            return jnp.where((total > 0.0)[..., None], self._stack(mean, squares, total), jnp.uint32(0))
+        share, delta = other[2] / least, other[0] - own[0]
+        joined = self._stack(fma(delta, share, own[0]), fma(delta * delta * own[2], share, own[1] + other[1]), total)
+        is_empty = lambda part: (part[2].codes == 0)[..., None]
+        return jnp.where(is_empty(own), y, jnp.where(is_empty(other), x, joined))
+
+    def _parts(self, values: Array) -> tuple[Value, Value, Value]:
+        return Value(values[..., 0]), Value(values[..., 1]), Value(values[..., 2])
+
+    def _stack(self, *parts: Value) -> Array:
+        return jnp.stack([part.codes for part in parts], axis=-1)
+
+
+def tree_moments(how: Moments, tree: Node, elements: Array) -> tuple[Value, Value, Value]:
+    """Return mean, sum of squared differences and count of an operand's f32 codes, flat as they lie in memory, in the order of a tree."""
+    found = evaluate(tree, MomentSums(how, jnp.append(elements, jnp.uint32(0))))
+    return Value(found[..., 0]), Value(found[..., 1]), Value(found[..., 2])
