@@ -26,7 +26,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune
 
 import numpy as np
 
-RECORDER = Path(__file__).parents[1] / "tcemu" / "drift" / "recorder.py"
+RECORDER = Path(__file__).parents[1] / "tcemu" / "uses" / "drift" / "recorder.py"
 SPEC = importlib.util.spec_from_file_location("recorder", RECORDER)
 assert SPEC is not None and SPEC.loader is not None
 recorder = importlib.util.module_from_spec(SPEC)

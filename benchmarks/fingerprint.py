@@ -12,8 +12,8 @@ import numpy as np
 
 import tcemu
 from tcemu.replay import get_kernel_recipe
-from tcemu.replay.black_box import DTYPES
-from tcemu.replay.fingerprinting import fingerprint
+from tcemu.uses.replay.black_box import DTYPES
+from tcemu.uses.replay.fingerprinting import fingerprint
 
 
 def main() -> int:

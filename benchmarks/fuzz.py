@@ -11,10 +11,10 @@ import jax
 from harness import arguments, describe_machine, finish
 
 import tcemu
-from tcemu.commands.fuzz_commands import use_one_device_per_core
+from tcemu.faces.commands.fuzz_commands import use_one_device_per_core
 from tcemu.fuzz import KINDS, get_implementation
-from tcemu.fuzz.case_generator import generate
-from tcemu.fuzz.comparison_loop import make_chunk_runner
+from tcemu.uses.fuzz.case_generator import generate
+from tcemu.uses.fuzz.comparison_loop import make_chunk_runner
 
 OPS = {  # name -> spelling and two sides
     "f16": ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_80", "sm_90a"),

@@ -5,8 +5,8 @@ threads. The first call reads the text and compiles every instruction; for an ho
 waits after each statement and says where the time goes: what it adds up to is more than a call takes. The result is compared with the
 words that an H200 gave, by checksums of all rows and columns. `--small` is one block and K = 96.
 
-`--kernel tcgen05` is tcgen05_gemm_2cta of tests/kernels/tcgen05/sources: the same product by pairs of blocks on sm_100a, tensor copies with
-two stages, each block with a tile of 128 x 128. The result is compared with `tcemu.gemm`. `--small` is one pair and K = 128.
+`--kernel tcgen05` is tcgen05_gemm_2cta of tests/ptx_files/tcgen05/sources: the same product by pairs of blocks on sm_100a, tensor copies
+with two stages, each block with a tile of 128 x 128. The result is compared with `tcemu.gemm`. `--small` is one pair and K = 128.
 """
 
 import sys
@@ -28,7 +28,7 @@ from ptx_kernels.words import differing, differing_large, recorded_buffers, reco
 from support.tcgen05_kernels import FOLDER, PAIR_PRODUCT, TARGET, pair_launch
 
 from tcemu import ptx
-from tcemu.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
 
 TENSOR = ("mma", "wmma", "wgmma", "tcgen05")  # the tensor core's own instructions, loads of fragments apart
 D = 2  # the buffer of the result

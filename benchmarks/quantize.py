@@ -12,7 +12,7 @@ import numpy as np
 from harness import arguments, describe_machine, finish, timed
 
 import tcemu
-from tcemu.quantize.quantizer import Scheme, quantize
+from tcemu.operations.quantize.quantizer import Scheme, quantize
 
 
 def best(scheme: Scheme, is_b: bool, x: jax.Array, repeats: int) -> tuple[float, float, list[jax.Array]]:

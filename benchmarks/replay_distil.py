@@ -1,4 +1,4 @@
-"""Surveys as profiles: `python benchmarks/replay_distil.py SURVEY ... --out FOLDER --profiles tcemu/replay/measured`.
+"""Surveys as profiles: `python benchmarks/replay_distil.py SURVEY ... --out FOLDER --profiles tcemu/uses/replay/measured`.
 
 SURVEY is a survey.jsonl that `replay_gpu.py` wrote; of a shape that was asked twice, the last line counts. Only what was replayed without
 a difference is taken. Written are profiles, LIBRARY-GPU.json.xz, to which shapes are added where such a file is there; the words that the
@@ -17,8 +17,8 @@ from typing import Any
 
 from replay_products import SURVEYS
 
-from tcemu.products.library.kernel_json import from_dict, to_dict
-from tcemu.replay.kernel_profiles import PROFILE_KIND, PROFILE_VERSION, read_profile
+from tcemu.operations.products.library.kernel_json import from_dict, to_dict
+from tcemu.uses.replay.kernel_profiles import PROFILE_KIND, PROFILE_VERSION, read_profile
 
 Shape = tuple[str, int, int, int]  # survey, m, n, k
 Lines = dict[Shape, dict[str, Any]]

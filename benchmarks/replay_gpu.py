@@ -30,14 +30,14 @@ import numpy as np
 from replay_distil import lines_by_shape
 from replay_products import FORMS, SURVEYS, TORCH, held_out_shapes, products, shapes, study_shapes
 
-from tcemu.products.library.kernel_json import to_dict
-from tcemu.products.library.kernel_recipe import Conditions, KernelRecipe
-from tcemu.replay.black_box import BlackBox
-from tcemu.replay.cublaslt_heuristic import query_heuristic
-from tcemu.replay.drawn_matrices import epilogue_kinds
-from tcemu.replay.fingerprinting import fingerprint
-from tcemu.replay.order_probes import ask_pairs, draw_windows, max_window_terms
-from tcemu.replay.recipe_results import SampleRequest, answer_sample, ask_sample, count_mismatches, draw_sample
+from tcemu.operations.products.library.kernel_json import to_dict
+from tcemu.operations.products.library.kernel_recipe import Conditions, KernelRecipe
+from tcemu.uses.replay.black_box import BlackBox
+from tcemu.uses.replay.cublaslt_heuristic import query_heuristic
+from tcemu.uses.replay.drawn_matrices import epilogue_kinds
+from tcemu.uses.replay.fingerprinting import fingerprint
+from tcemu.uses.replay.order_probes import ask_pairs, draw_windows, max_window_terms
+from tcemu.uses.replay.recipe_results import SampleRequest, answer_sample, ask_sample, count_mismatches, draw_sample
 
 FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
@@ -92,7 +92,7 @@ def proposed(name: str, shape: tuple[int, int, int]) -> list[Any]:
 
 
 def words_of(box: BlackBox, seed: int, how: str | None, totals_by: KernelRecipe | None) -> dict[str, Any]:
-    """A few hundred words of the box, with what brings its operands back: `tcemu.replay.recipe_results.drawn`."""
+    """A few hundred words of the box, with what brings its operands back: `tcemu.uses.replay.recipe_results.drawn`."""
     asked = answer_sample(box, draw_sample(SampleRequest(box.shape, box.operand_formats, box.form, "flat", seed, how, WORDS), totals_by))
     rows, columns = len(asked.a), asked.b.shape[1]
     given = [asked.a, asked.b, *(x for x in asked.epilogue if x is not None)]

@@ -26,7 +26,7 @@ import numpy as np
 
 import tcemu
 from tcemu import replay
-from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe
 
 LIBRARY = "jax-bf16"
 TOKENS, WIDTH, HEADS, LAYERS, WORDS = 96, 256, 4, 2, 512

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.formats import FORMATS, Format
-from tcemu.replay.black_box import PLAIN_FORM, ProductForm
-from tcemu.replay.kernel_profiles import list_profiles
+from tcemu.uses.replay.black_box import PLAIN_FORM, ProductForm
+from tcemu.uses.replay.kernel_profiles import list_profiles
 
 
 class Survey(NamedTuple):

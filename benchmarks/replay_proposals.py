@@ -19,8 +19,8 @@ import numpy as np
 from replay_gpu import machine
 from replay_products import LAYERS, held_out_shapes, study_shapes
 
-from tcemu.replay.cublaslt_heuristic import query_heuristic
-from tcemu.replay.kernel_profiles import list_profiles
+from tcemu.uses.replay.cublaslt_heuristic import query_heuristic
+from tcemu.uses.replay.kernel_profiles import list_profiles
 
 FIELDS = ("algorithm", "tile", "split_k", "reduction_scheme", "custom_option", "stages", "cluster_shape")
 STUDY = 700  # rounds of `study_shapes`

@@ -4,8 +4,9 @@ Sets of shapes: those measured on an H200; those measured on an H100, of which e
 some held-out ones (`replay_gpu.py --held-out`); cuBLASLt's proposals on that H100 (`replay_proposals.py`). The thresholds for nvjet are
 fitted on nine tenths of the H200's shapes and proposals and tried on the tenth, ten times; shapes that differ in the library alone stay
 together. Trees are fitted on proposals for shapes that nobody measured. Probabilities are counted on measured shapes that do not test.
-`--write` writes tcemu/replay/order_rules.json and the tables of the documentation. `--models` prints which share of the products of models
-is measured, predicted and refused. `--proposals FILE ...` makes the package's file of proposals, `--held-out SURVEY` the held-out shapes.
+`--write` writes tcemu/uses/replay/order_rules.json and the tables of the documentation. `--models` prints which share of the products of
+models is measured, predicted and refused. `--proposals FILE ...` makes the package's file of proposals, `--held-out SURVEY` the held-out
+shapes.
 """
 
 import argparse
@@ -24,9 +25,9 @@ from replay_distil import lines_of
 from replay_products import LAYERS, STUDY_UNITS, study_shapes, tests_rules
 
 from tcemu.base.errors import NotModelled
-from tcemu.products.library.kernel_json import from_dict
-from tcemu.products.library.kernel_recipe import KernelRecipe, Slices, even_edges
-from tcemu.replay.kernel_choices import (
+from tcemu.operations.products.library.kernel_json import from_dict
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Slices, even_edges
+from tcemu.uses.replay.kernel_choices import (
     NVJET,
     PROPOSALS_FILE,
     PROPOSALS_KIND,
@@ -39,7 +40,7 @@ from tcemu.replay.kernel_choices import (
     list_proposals,
     shape_features,
 )
-from tcemu.replay.kernel_profiles import (
+from tcemu.uses.replay.kernel_profiles import (
     MIN_PROBABILITY,
     Profile,
     find_profile,
@@ -48,7 +49,7 @@ from tcemu.replay.kernel_profiles import (
     predict_recipe,
     proposed_recipe,
 )
-from tcemu.replay.predicted_orders import (
+from tcemu.uses.replay.predicted_orders import (
     BETWEEN,
     FEW_BLOCKS,
     LEAF_SIZES,
@@ -71,7 +72,7 @@ from tcemu.replay.predicted_orders import (
     predict_order,
     shipped_rules,
 )
-from tcemu.replay.summation_levels import equivalence_key
+from tcemu.uses.replay.summation_levels import equivalence_key
 
 FOLDS, SEED = 10, 45
 STUDY_LIBRARIES = tuple(STUDY_UNITS)

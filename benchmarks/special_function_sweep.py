@@ -19,8 +19,8 @@ import numpy as np
 from harness import arguments, describe_machine, finish
 from jax import Array
 
-from tcemu.arithmetic import special_functions as modelled
-from tcemu.backends.cuda.xla_launch import KernelEntry, launch, route
+from tcemu.engine.arithmetic import special_functions as modelled
+from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch, route
 
 THREADS, CHUNK = 256, 1 << 26
 SIGN, KEPT = np.uint32(1 << 31), np.uint32(0x807FFFFF)  # KEPT: all but an f32 code's exponent

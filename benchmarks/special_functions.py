@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from harness import arguments, describe_machine, finish, timed
 
-from tcemu.arithmetic.special_functions import UNARY
+from tcemu.engine.arithmetic.special_functions import UNARY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import special_functions_reference as reference

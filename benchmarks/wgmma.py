@@ -12,7 +12,7 @@ import numpy as np
 from harness import arguments, describe_machine, finish
 
 import tcemu
-from tcemu.layouts.shared_memory import SharedLayout
+from tcemu.engine.layouts.shared_memory import SharedLayout
 
 DENSE, SPARSE = "wgmma.mma_async.sync.aligned.m64n{n}", "wgmma.mma_async.sp.sync.aligned.m64n{n}"
 OPS = {

@@ -22,73 +22,73 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
         study,
         viz,
     )
-    from tcemu.architectures.lookup import evidence, get_model, list_models
-    from tcemu.arithmetic.model import Model
     from tcemu.base.checking import checked
     from tcemu.base.compilation import cache_compilations
     from tcemu.base.errors import NotModelled, UndefinedBehaviour, Unsupported
     from tcemu.base.execution import execution
-    from tcemu.emulation import policies
-    from tcemu.emulation.compare import compare
-    from tcemu.emulation.emulate import emulate
-    from tcemu.explanation.explain import explain
-    from tcemu.instructions.dot import dot
-    from tcemu.instructions.mma import mma, mma_sp
-    from tcemu.instructions.movers import ldmatrix, movmatrix, stmatrix
-    from tcemu.instructions.register_packing import pack, unpack
-    from tcemu.instructions.sparsify import densify, sparsify
-    from tcemu.instructions.wgmma import wgmma
-    from tcemu.instructions.wmma import wmma_load, wmma_mma, wmma_store
-    from tcemu.isa.families import Instruction
-    from tcemu.isa.grammar import parse
-    from tcemu.isa.legality import check, targets
-    from tcemu.products import recipes
-    from tcemu.products.attention.dot_product_attention import attention
-    from tcemu.products.dot_general import dot_general
-    from tcemu.products.gemm import gemm
-    from tcemu.products.matmul import matmul
-    from tcemu.products.ragged.ragged_dot import ragged_dot
-    from tcemu.products.recipes import Recipe, get_recipe
+    from tcemu.engine.architectures.lookup import evidence, get_model, list_models
+    from tcemu.engine.arithmetic.model import Model
+    from tcemu.engine.instructions.dot import dot
+    from tcemu.engine.instructions.mma import mma, mma_sp
+    from tcemu.engine.instructions.movers import ldmatrix, movmatrix, stmatrix
+    from tcemu.engine.instructions.register_packing import pack, unpack
+    from tcemu.engine.instructions.sparsify import densify, sparsify
+    from tcemu.engine.instructions.wgmma import wgmma
+    from tcemu.engine.instructions.wmma import wmma_load, wmma_mma, wmma_store
+    from tcemu.engine.isa.families import Instruction
+    from tcemu.engine.isa.grammar import parse
+    from tcemu.engine.isa.legality import check, targets
+    from tcemu.operations.products import recipes
+    from tcemu.operations.products.attention.dot_product_attention import attention
+    from tcemu.operations.products.dot_general import dot_general
+    from tcemu.operations.products.gemm import gemm
+    from tcemu.operations.products.matmul import matmul
+    from tcemu.operations.products.ragged.ragged_dot import ragged_dot
+    from tcemu.operations.products.recipes import Recipe, get_recipe
+    from tcemu.uses.emulation import policies
+    from tcemu.uses.emulation.compare import compare
+    from tcemu.uses.emulation.emulate import emulate
+    from tcemu.uses.explanation.explain import explain
 
 __version__ = "0.1.0"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
 
 PUBLIC_NAMES = (  # the module that defines them, and the names
     # what PTX has
-    ("tcemu.isa.families", "Instruction"),
-    ("tcemu.isa.grammar", "parse"),
-    ("tcemu.isa.legality", "check targets"),
+    ("tcemu.engine.isa.families", "Instruction"),
+    ("tcemu.engine.isa.grammar", "parse"),
+    ("tcemu.engine.isa.legality", "check targets"),
     # the arithmetic of each instruction
-    ("tcemu.arithmetic.model", "Model"),
-    ("tcemu.architectures.lookup", "get_model list_models evidence"),
+    ("tcemu.engine.arithmetic.model", "Model"),
+    ("tcemu.engine.architectures.lookup", "get_model list_models evidence"),
     ("tcemu.base.execution", "execution"),
     # instructions, on registers and on memory
-    ("tcemu.instructions.mma", "mma mma_sp"),
-    ("tcemu.instructions.wmma", "wmma_load wmma_mma wmma_store"),
-    ("tcemu.instructions.wgmma", "wgmma"),
-    ("tcemu.instructions.movers", "ldmatrix stmatrix movmatrix"),
+    ("tcemu.engine.instructions.mma", "mma mma_sp"),
+    ("tcemu.engine.instructions.wmma", "wmma_load wmma_mma wmma_store"),
+    ("tcemu.engine.instructions.wgmma", "wgmma"),
+    ("tcemu.engine.instructions.movers", "ldmatrix stmatrix movmatrix"),
     ("tcemu.base.checking", "checked"),
     ("tcemu.base.compilation", "cache_compilations"),
     # the same on matrices of codes
-    ("tcemu.instructions.dot", "dot"),
-    ("tcemu.instructions.register_packing", "pack unpack"),
-    ("tcemu.instructions.sparsify", "sparsify densify"),
+    ("tcemu.engine.instructions.dot", "dot"),
+    ("tcemu.engine.instructions.register_packing", "pack unpack"),
+    ("tcemu.engine.instructions.sparsify", "sparsify densify"),
     # products of float arrays
-    ("tcemu.products.gemm", "gemm"),
-    ("tcemu.products.matmul", "matmul"),
-    ("tcemu.products.dot_general", "dot_general"),
-    ("tcemu.products.ragged.ragged_dot", "ragged_dot"),
-    ("tcemu.products.attention.dot_product_attention", "attention"),
-    ("tcemu.products.recipes", "Recipe get_recipe"),
+    ("tcemu.operations.products.gemm", "gemm"),
+    ("tcemu.operations.products.matmul", "matmul"),
+    ("tcemu.operations.products.dot_general", "dot_general"),
+    ("tcemu.operations.products.ragged.ragged_dot", "ragged_dot"),
+    ("tcemu.operations.products.attention.dot_product_attention", "attention"),
+    ("tcemu.operations.products.recipes", "Recipe get_recipe"),
     # whole functions, and single results
-    ("tcemu.emulation.emulate", "emulate"),
-    ("tcemu.emulation.compare", "compare"),
-    ("tcemu.explanation.explain", "explain"),
+    ("tcemu.uses.emulation.emulate", "emulate"),
+    ("tcemu.uses.emulation.compare", "compare"),
+    ("tcemu.uses.explanation.explain", "explain"),
     # errors
     ("tcemu.base.errors", "Unsupported NotModelled UndefinedBehaviour"),
     # modules, each with a subject
     ("tcemu", "formats isa layouts instructions backends quantize products functional"),
-    ("tcemu.products", "recipes"),
-    ("tcemu.emulation", "policies"),
+    ("tcemu.operations.products", "recipes"),
+    ("tcemu.uses.emulation", "policies"),
     ("tcemu", "fuzz study replay drift silicon ptx viz"),
 )
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from tcemu.base.interrupts import Interrupted, exit_on_signals, ignore_signals
 from tcemu.base.text import escape_controls
-from tcemu.commands import CommandError
-from tcemu.commands.standard_streams import READER_GONE_STATUS, StreamError, checked_streams
+from tcemu.faces.commands import CommandError
+from tcemu.faces.commands.standard_streams import READER_GONE_STATUS, StreamError, checked_streams
 
 
 class Command(NamedTuple):
@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
     def __call__(self, subparsers: Any) -> None:
         """Add the command with all its arguments to argparse's `subparsers`."""
-        module = import_module(f"tcemu.commands.{self.file}")
+        module = import_module(f"tcemu.faces.commands.{self.file}")
         getattr(module, f"add_{self.name}")(SubparsersWithHelp(subparsers, self.help))
 
 
@@ -170,7 +170,7 @@ def resolve_targets(args: argparse.Namespace) -> None:
     given = getattr(args, "target", None)
     if given is None:
         return
-    from tcemu.isa.targets import resolve_target  # it imports the tables of instructions, which --help does not need
+    from tcemu.engine.isa.targets import resolve_target  # it imports the tables of instructions, which --help does not need
 
     try:
         if isinstance(given, str):

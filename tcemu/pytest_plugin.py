@@ -53,7 +53,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
             '@pytest.mark.parametrize("gpu", ["H100"], indirect=True)',
             pytrace=False,
         )
-    from tcemu.triton import emulated
+    from tcemu.kernels.triton.emulation import emulated
 
     with emulated(name) as report:
         yield report

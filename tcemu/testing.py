@@ -13,14 +13,16 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from tcemu.architectures.lookup import resolve_arithmetic
-from tcemu.arithmetic.model import Model
-from tcemu.formats import F32, S32, Format, array_codes, array_format, convert, to_float
-from tcemu.isa.families import Instruction
-from tcemu.products.gemm import gemm
-from tcemu.products.matmul import matmul
-from tcemu.products.recipes import Recipe, as_recipe
-from tcemu.quantize.quantizer import exact_factors, exact_values, quantize
+from tcemu.engine.architectures.lookup import resolve_arithmetic
+from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.float_arrays import array_codes, array_format, to_float
+from tcemu.engine.formats.number_formats import F32, S32, Format
+from tcemu.engine.isa.families import Instruction
+from tcemu.operations.products.gemm import gemm
+from tcemu.operations.products.matmul import matmul
+from tcemu.operations.products.recipes import Recipe, as_recipe
+from tcemu.operations.quantize.quantizer import exact_factors, exact_values, quantize
 
 SIGMAS = 6.0  # how far a sum of truncations with random signs may lie from its mean, in standard deviations
 PARTIAL_SUM_SIGMAS = 3.0  # how far a partial sum in another order may exceed those in ascending order, in root sums of squares

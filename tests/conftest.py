@@ -32,7 +32,7 @@ OPTIMISED = (
 
 
 # Their tests hold JAX's operations to the recorded words and to the references. All other files compute as users do, by kernels where
-# llvmlite is installed; tests/backends compares each kernel with JAX's operations
+# llvmlite is installed; tests/engine/backends compares each kernel with JAX's operations
 PORTABLE = ("arithmetic", "architectures", "instructions", "oracles")  # folders
 
 TESTS_RUN = pytest.StashKey[int]()  # how many tests this process has run

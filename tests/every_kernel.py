@@ -21,14 +21,14 @@ import numpy as np
 from support import kernel_cases, quantizer_cases, warp_cases
 
 import tcemu
-from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
-from tcemu.arithmetic.reduction import reduce_k
-from tcemu.backends import elementwise
-from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.engine.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
+from tcemu.engine.arithmetic.reduction import reduce_k
+from tcemu.engine.backends import elementwise
+from tcemu.engine.backends.cuda import matrix_kernels as cuda
 from tcemu.formats import F32
-from tcemu.fuzz import case_generator as generators
-from tcemu.quantize import scaled_elements as quantizers
-from tcemu.quantize.scale_groups import GroupSizes
+from tcemu.operations.quantize import scaled_elements as quantizers
+from tcemu.operations.quantize.scale_groups import GroupSizes
+from tcemu.uses.fuzz import case_generator as generators
 
 NATIVE = (
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",

@@ -34,7 +34,7 @@ from support.mutations import ROOT, Mutant, cuda_mutants, python_mutants
 
 from tcemu.base.files import replace_file
 
-STEP, LLVM, CUDA = "tcemu/arithmetic/step", "tcemu/backends/llvm", "tcemu/backends/cuda/kernels"
+STEP, LLVM, CUDA = "tcemu/engine/arithmetic/step", "tcemu/engine/backends/llvm", "tcemu/engine/backends/cuda/kernels"
 NOT_RUN = ("machine", "quantize")  # files of CUDA C++ that no lattice executes
 SUBJECTS = {
     "description": tuple(
@@ -49,10 +49,10 @@ SUBJECTS = {
     "cuda": tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / CUDA).glob("*.cu") if path.stem not in NOT_RUN)),
 }  # fmt: skip
 TEST_FILES = (
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/proofs").glob("test_*.py") if path.stem != "test_proof_table"),
-    "tests/arithmetic/test_bounded_steps.py", "tests/arithmetic/test_small_products.py", "tests/backends/test_llvm_elementwise.py",
-    "tests/quantize/test_quantize_kernel.py", "tests/backends/test_llvm_small.py", "tests/backends/test_llvm_groups.py",
-    "tests/backends/test_step_lattice.py",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/engine/proofs").glob("test_*.py") if path.stem != "test_proof_table"),
+    "tests/engine/arithmetic/test_bounded_steps.py", "tests/engine/arithmetic/test_small_products.py", "tests/engine/backends/test_llvm_elementwise.py",
+    "tests/operations/quantize/test_quantize_kernel.py", "tests/engine/backends/test_llvm_small.py", "tests/engine/backends/test_llvm_groups.py",
+    "tests/engine/backends/test_step_lattice.py",
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks

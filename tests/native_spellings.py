@@ -40,7 +40,7 @@ def compare_spelling(spelling: str, target: str, outputs: int) -> dict:
 
 def spellings(target: str, families: list[str]) -> dict[str, list[str]]:
     """The spellings of each family that `target` has and tcemu models, wgmma's most different sizes first."""
-    from tcemu.fuzz.verification import list_spellings
+    from tcemu.uses.fuzz.verification import list_spellings
 
     return {family: sorted(map(str, list_spellings(target, family, None)), key=_priority) for family in families}
 
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the file of lines; those that stand there are not done again")
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share one GPU's memory
-    from tcemu.backends.native.units import gpu_target
+    from tcemu.engine.backends.native.units import gpu_target
 
     target, stop = gpu_target(), time.monotonic() + args.seconds
     by_family = spellings(target, args.families)

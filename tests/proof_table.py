@@ -1,7 +1,7 @@
 """Write the table of proofs in docs/verified.md anew: `python tests/proof_table.py run.xml "machine, date"`.
 
-run.xml: `pytest -m "full or not full" --junitxml run.xml tests/proofs`; or several reports, a file each. The seconds are those of the
-process, on one core.
+run.xml: `pytest -m "full or not full" --junitxml run.xml tests/engine/proofs`; or several reports, a file each. The seconds are those of
+the process, on one core.
 """
 
 import re
@@ -34,7 +34,9 @@ def render_table(proofs: dict, seconds: dict[str, float]) -> str:
     rows = [
         f"| {names(proof)} | {proof.domain} | {proof.method} | {seconds[test]:.1f} |" for test, proof in proofs.items() if test in seconds
     ]
-    return "\n".join(["| formula of `tcemu.arithmetic.step` | proved for | by | seconds |", "|---|---|---|---|", *sorted(rows)]) + "\n"
+    return (
+        "\n".join(["| formula of `tcemu.engine.arithmetic.step` | proved for | by | seconds |", "|---|---|---|---|", *sorted(rows)]) + "\n"
+    )
 
 
 def load_proofs() -> dict:

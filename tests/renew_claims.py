@@ -1,7 +1,7 @@
 """Renew the figures of the claims' quick forms, tests/claims_quick.json: `python tests/renew_claims.py [NAME ...]`.
 
-tests/study/test_claims.py takes the spread over seeds from there. Read the difference before you commit it: a figure that moves by more
-than its last digits means that an arithmetic has changed.
+tests/uses/study/test_claims.py takes the spread over seeds from there. Read the difference before you commit it: a figure that moves by
+more than its last digits means that an arithmetic has changed.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tcemu.base.results import to_json
-from tcemu.study.claims import get_claim, list_claims
+from tcemu.uses.study.claims import get_claim, list_claims
 
 FILE = Path(__file__).parent / "claims_quick.json"
 SEEDS = range(8)

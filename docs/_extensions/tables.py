@@ -8,10 +8,10 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import tcemu
-from tcemu.instructions.tcgen05_faults import Tcgen05Fault
-from tcemu.isa.short_names import short_names as all_short_names
-from tcemu.ptx.hazards.hazard_faults import Hazard
-from tcemu.ptx.hazards.promises import PROMISES
+from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
+from tcemu.engine.isa.short_names import short_names as all_short_names
+from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
+from tcemu.kernels.ptx.hazards.promises import PROMISES
 
 F16 = ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")  # from Turing on; Volta
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]

@@ -12,8 +12,8 @@ from math import ceil, floor, log2, log10
 from pathlib import Path
 from types import SimpleNamespace
 
-from tcemu.study.claims import get_claim
-from tcemu.study.claims.claim_types import Outcome, QuantityResult
+from tcemu.uses.study.claims import get_claim
+from tcemu.uses.study.claims.claim_types import Outcome, QuantityResult
 
 HERE = Path(__file__).resolve().parent
 DRAW = SimpleNamespace(**runpy.run_path(str(HERE.parent / "pictures" / "draw.py")))

@@ -10,7 +10,7 @@ from functools import cache
 from candidates import operand_forms
 from statement_candidates import operands
 
-from tcemu.isa.statement_table import TYPE_NAME, StatementRow, statement_rows
+from tcemu.engine.isa.statement_table import TYPE_NAME, StatementRow, statement_rows
 
 REPLACEMENTS = {
     "predicate": "%p5", "negated predicate": "!%p5", "b16": "%h5", "b32": "%r5", "b64": "%d5", "f32": "%f5", "f64": "%e5", "u32": "%u5",

@@ -1,7 +1,7 @@
 """Spellings of statements outside the tensor-core families to ask the assembler about, each with operands.
 
-Every spelling of a line of `tcemu.isa.statement_table` is a candidate, or `LIMIT` of them where a line has more, and so is what lies around
-them: a qualifier lost, and one of the same instruction in its place. The operands are written here, from the manual.
+Every spelling of a line of `tcemu.engine.isa.statement_table` is a candidate, or `LIMIT` of them where a line has more, and so is what lies
+around them: a qualifier lost, and one of the same instruction in its place. The operands are written here, from the manual.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from math import prod
 
-from tcemu.isa.statement_table import TYPE_NAME, StatementRow, parse_line, statement_rows
+from tcemu.engine.isa.statement_table import TYPE_NAME, StatementRow, parse_line, statement_rows
 
 LIMIT, AROUND = 60, 12  # spellings of a line, and spellings around them
 HEADER = """.version {isa}

@@ -103,7 +103,7 @@ print(len(xla_bridge._backends))
 def test_every_public_name_comes_at_first_use():
     """Also modules that are not public; and what there is not is said."""
     used = "import tcemu; print([getattr(tcemu, name).__name__ for name in ('gemm', 'fuzz', 'recipes', 'study', 'Recipe')])"
-    assert run_in_process(used) == "['gemm', 'tcemu.fuzz', 'tcemu.products.recipes', 'tcemu.study', 'Recipe']\n"
+    assert run_in_process(used) == "['gemm', 'tcemu.uses.fuzz', 'tcemu.operations.products.recipes', 'tcemu.uses.study', 'Recipe']\n"
     assert run_in_process("from tcemu import *; print(gemm.__name__, fuzz.__name__, len(Recipe.__doc__) > 9)") == "gemm tcemu.fuzz True\n"
     assert all(getattr(tcemu, name) is not None for name in tcemu.__all__)
     for name in ("gem", "__wrapped__"):

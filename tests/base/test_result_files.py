@@ -17,11 +17,11 @@ import tcemu
 from tcemu.base.intervals import mean_interval, student_t_quantile
 from tcemu.base.provenance import describe_arrays
 from tcemu.base.saved_files import DamagedFile
-from tcemu.emulation.product_errors import Comparison
-from tcemu.emulation.report import Report
-from tcemu.emulation.saved_results import SavedFunction
-from tcemu.isa.targets import resolve_target
-from tcemu.products.recipe_facts import RECIPE_COLUMNS
+from tcemu.engine.isa.targets import resolve_target
+from tcemu.operations.products.recipe_facts import RECIPE_COLUMNS
+from tcemu.uses.emulation.product_errors import Comparison
+from tcemu.uses.emulation.report import Report
+from tcemu.uses.emulation.saved_results import SavedFunction
 
 RNG = np.random.default_rng(0)
 PARAMS = {"up": RNG.standard_normal((16, 8), np.float32), "down": RNG.standard_normal((8, 4), np.float32)}

@@ -17,8 +17,8 @@ import pytest
 from support import pages
 
 import tcemu
-from tcemu.arithmetic.model import RARE_FIELDS
 from tcemu.base.results import MAX_HTML_ROWS, Result, Table, to_json, to_scalar
+from tcemu.engine.arithmetic.model import RARE_FIELDS
 
 RECORDED = Path(__file__).parents[2] / "docs" / "studies" / "same-product.json"
 RNG = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Record the means and reciprocal roots of PyTorch's normalisations on a GPU: `python tests/golden/record_moments.py moments_h100.json.xz`
 
-The rows are drawn by `draw_rows`, from a number and a shape alone. A test asks which arithmetic of `tcemu.drift.moments` gives the words.
+The rows are drawn by `draw_rows`, from a number and a shape alone. A test asks which arithmetic of `tcemu.uses.drift.moments` gives the
+words.
 """
 
 import json

@@ -11,7 +11,7 @@ done
 for family in 'mma' 'mma_sp movement' 'wmma' 'wgmma' 'wgmma_sp'; do
     timeout 260 python3 tests/replay_golden.py $family --execution emulated >"$out/golden_${family// /_}.txt" 2>&1 &
 done
-timeout 260 python3 -m pytest -q -p no:cacheprovider -m gpu tests/backends/test_gpu.py >"$out/tests.txt" 2>&1 &
+timeout 260 python3 -m pytest -q -p no:cacheprovider -m gpu tests/engine/backends/test_gpu.py >"$out/tests.txt" 2>&1 &
 wait
 for file in "$out"/*.txt; do echo "$(basename "$file" .txt): $(tail -n 1 "$file" | cut -c1-200)"; done
 [ -n "${BEFORE:-}" ] || exit 0

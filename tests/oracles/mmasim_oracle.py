@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tcemu.isa.other_makers import OTHER_TARGETS, Unit
+from tcemu.engine.isa.other_makers import OTHER_TARGETS, Unit
 
 FAMILIES = {"gfx908": "CDNA1", "gfx90a": "CDNA2", "gfx942": "CDNA3"}
 VIEWS = {8: np.uint8, 16: np.int16, 32: np.int32}

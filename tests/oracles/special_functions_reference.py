@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcemu.arithmetic.special_function_tables import TABLES, TANH
+from tcemu.engine.arithmetic.special_function_tables import TABLES, TANH
 
 CANONICAL = 0x7FFFFFFF
 LEAST_NORMAL = 2.0**-126

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 
-from tcemu.isa.other_makers import Unit
+from tcemu.engine.isa.other_makers import Unit
 
 FLAGS = {"vdpbf16ps": "avx512_bf16", "vpdpbusd": "avx512_vnni", "vpdpbusds": "avx512_vnni", "tdpbf16ps": "amx_bf16"}
 FLAGS |= dict.fromkeys(("tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud"), "amx_int8")

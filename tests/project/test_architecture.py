@@ -54,7 +54,7 @@ def test_a_name_exists(name):
 
 def test_a_name_that_is_gone_is_seen():
     with pytest.raises(AttributeError):
-        resolve("tcemu.instructions.mma.walk_nowhere")
+        resolve("tcemu.engine.instructions.mma.walk_nowhere")
     with pytest.raises(AttributeError):
         resolve("tcemu.instructions.attic.mma")
 

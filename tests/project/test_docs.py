@@ -151,7 +151,7 @@ def test_every_public_name_is_on_a_page():
     text = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
     documented = re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE)
     assert len(documented) == len(set(documented))
-    formats = {f"tcemu.formats.{name.upper()}" for name in tcemu.formats.FORMATS}  # a table has these
+    formats = {f"tcemu.engine.formats.{name.upper()}" for name in tcemu.formats.FORMATS}  # a table has these
     silicon = {"tcemu.silicon.gpu"}  # the module and a function of it have one name; `Gpu` says what it gives
     assert public_names() - formats - silicon - set(documented) == set()
 

@@ -81,11 +81,15 @@ def test_imports_go_down_only(path):
     ("path", "source", "said"),
     [
         ("tcemu/base/bits.py", "def f():\n    from tcemu.formats import F16", "tcemu.formats is on a floor above base"),
-        ("tcemu/arithmetic/fma.py", "import tcemu.architectures", "tcemu.architectures is on a floor above arithmetic"),
-        ("tcemu/layouts/packing.py", "from tcemu.isa import parse", "tcemu.isa is a neighbour of layouts that CHAINS does not allow"),
-        ("tcemu/instructions/mma.py", "from . import wmma", ". is a relative import"),
-        ("tcemu/instructions/mma.py", "from ..bits import clz", "..bits is a relative import"),
-        ("tcemu/layouts/packing.py", "from tcemu import isa", "tcemu.isa is a neighbour of layouts that CHAINS does not allow"),
+        ("tcemu/engine/arithmetic/fma.py", "import tcemu.architectures", "tcemu.architectures is on a floor above arithmetic"),
+        (
+            "tcemu/engine/layouts/packing.py",
+            "from tcemu.isa import parse",
+            "tcemu.isa is a neighbour of layouts that CHAINS does not allow",
+        ),
+        ("tcemu/engine/instructions/mma.py", "from . import wmma", ". is a relative import"),
+        ("tcemu/engine/instructions/mma.py", "from ..bits import clz", "..bits is a relative import"),
+        ("tcemu/engine/layouts/packing.py", "from tcemu import isa", "tcemu.isa is a neighbour of layouts that CHAINS does not allow"),
         ("tcemu/cli.py", "from tcemu import mma", "tcemu.mma has no floor: add it to FLOORS, or import it from its module"),
         ("tcemu/cli.py", "import tcemu", "it imports the package root, which imports every floor"),
         ("tcemu/cli.py", "from tcemu.attic import old", "tcemu.attic has no floor: add it to FLOORS, or import it from its module"),
@@ -99,10 +103,10 @@ def test_an_offence_is_seen(path, source, said):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("tcemu/isa/families.py", "from tcemu.formats import Format\nfrom tcemu.layouts import packing"),
+        ("tcemu/engine/isa/families.py", "from tcemu.formats import Format\nfrom tcemu.layouts import packing"),
         (
-            "tcemu/instructions/mma.py",
-            "import jax\nfrom tcemu.instructions.operand_checks import check\nfrom tcemu.layouts.packing import pack",
+            "tcemu/engine/instructions/mma.py",
+            "import jax\nfrom tcemu.engine.instructions.operand_checks import check\nfrom tcemu.engine.layouts.packing import pack",
         ),
     ],
 )
@@ -114,7 +118,7 @@ def test_what_is_allowed_passes(path, source):
 
 
 def module_name(path: Path) -> str:
-    """ "tcemu/isa/grammar.py" -> "tcemu.isa.grammar"; a folder's __init__.py is the folder."""
+    """ "tcemu/engine/isa/grammar.py" -> "tcemu.engine.isa.grammar"; a folder's __init__.py is the folder."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -199,9 +203,9 @@ def test_no_private_name_leaves_its_module():
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("from tcemu.instructions.dot import _dot", ["tcemu.instructions.dot._dot"]),
+        ("from tcemu.engine.instructions.dot import _dot", ["tcemu.engine.instructions.dot._dot"]),
         ("def f():\n    from tcemu.base.bits import clz, _jam", ["tcemu.base.bits._jam"]),
-        ("from tcemu.backends import dispatch\ndispatch._walk()", ["tcemu.backends.dispatch._walk"]),
+        ("from tcemu.backends import dispatch\ndispatch._walk()", ["tcemu.engine.backends.dispatch._walk"]),
         ("import tcemu.base.bits\ntcemu.base.bits._jam", ["tcemu.base.bits._jam"]),
         ("import tcemu.base.bits as b\nb._jam", ["tcemu.base.bits._jam"]),
         ("from tcemu.base.bits import Limbs\nimport jax._src\nrow._replace(a=1)\nself._x\nLimbs.__name__", []),

@@ -103,10 +103,10 @@ def test_the_names_that_a_notebook_uses_exist(path):
     names = names_of_tcemu("\n".join("".join(cell["source"]) for cell in code_cells(json.loads(path.read_text()))))
     assert names
     for name in names:
-        if name.startswith("tcemu.torch") and importlib.util.find_spec("torch") is None:
+        if name.startswith("tcemu.faces.torch") and importlib.util.find_spec("torch") is None:
             continue
-        if name.startswith("tcemu.torch"):
-            importlib.import_module("tcemu.torch")
+        if name.startswith("tcemu.faces.torch"):
+            importlib.import_module("tcemu.faces.torch")
         reduce(getattr, name.split(".")[1:], tcemu)  # raises AttributeError, with the name
 
 

@@ -7,7 +7,7 @@ import pytest
 from support import pages
 
 import tcemu
-from tcemu.isa.targets import resolve_target
+from tcemu.engine.isa.targets import resolve_target
 
 README = (pages.ROOT / "README.md").read_text()
 BLOCKS = pages.blocks(README)

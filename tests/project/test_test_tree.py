@@ -91,7 +91,7 @@ def test_a_sample_marks_the_rest():
 
 
 def test_the_shares_of_the_full_run_are_all_of_it():
-    names = [f"tests/isa/test_a.py::test_b[{number}]" for number in range(1000)]
+    names = [f"tests/engine/isa/test_a.py::test_b[{number}]" for number in range(1000)]
     counts = [sum(in_share(name, f"{index}/7") for name in names) for index in range(7)]
     assert sum(counts) == 1000 and min(counts) > 100
     for wrong in ("7/7", "-1/7", "1", "a/b"):

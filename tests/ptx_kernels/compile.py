@@ -112,7 +112,7 @@ def compile_block_norms() -> None:
     sys.path.insert(0, str(FOLDER))
     from functional_manifest import BLOCK_NORMS_FILE, CUDA_DTYPES, VECTORS
 
-    from tcemu.backends.cuda.nvrtc import compile_source, include_folders
+    from tcemu.engine.backends.cuda.nvrtc import compile_source, include_folders
 
     source, texts = (FOLDER / "sources" / "block_norms.cuh").read_text(), {}
     folders = [f"--include-path={folder}" for folder in include_folders()]

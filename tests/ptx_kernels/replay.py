@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcemu.ptx.runtime.kernel_runner import run
-from tcemu.ptx.simt.tensor_maps import TensorMap as Map
+from tcemu.kernels.ptx.runtime.kernel_runner import run
+from tcemu.kernels.ptx.simt.tensor_maps import TensorMap as Map
 
 from .manifest import Kernel, TensorMap
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tcemu.backends.cuda import nvrtc
+from tcemu.engine.backends.cuda import nvrtc
 
 missing = shutil.which("nvcc") is None and nvrtc.library() is None
 assembled_here = pytest.mark.skipif(missing, reason="neither nvcc nor NVRTC is installed here")

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.backends import batched_calls as calls
-from tcemu.backends import elementwise
-from tcemu.backends.cuda import kernel_text as source
-from tcemu.backends.cuda import matrix_kernels as cuda
-from tcemu.backends.cuda import quantize_kernel, xla_launch
-from tcemu.backends.cuda import register_kernel as warp
-from tcemu.backends.cuda.xla_launch import Route
-from tcemu.fuzz import case_generator as elements
+from tcemu.engine.backends import batched_calls as calls
+from tcemu.engine.backends import elementwise
+from tcemu.engine.backends.cuda import kernel_text as source
+from tcemu.engine.backends.cuda import matrix_kernels as cuda
+from tcemu.engine.backends.cuda import quantize_kernel, xla_launch
+from tcemu.engine.backends.cuda import register_kernel as warp
+from tcemu.engine.backends.cuda.xla_launch import Route
+from tcemu.uses.fuzz import case_generator as elements
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; some are there where the text has them

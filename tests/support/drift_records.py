@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.drift.recorder import Recording
+from tcemu.uses.drift.recorder import Recording
 
 MATRIX_PRODUCT = {"dimension_numbers": [[[1], [0]], [[], []]]}
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import tcemu
-from tcemu.backends.cuda.xla_launch import compute_capabilities
+from tcemu.engine.backends.cuda.xla_launch import compute_capabilities
 
 without_gpu = pytest.mark.skipif(bool(compute_capabilities()), reason="it stands in for a GPU, and this machine has one")
 

@@ -19,12 +19,12 @@ import numpy as np
 from ptx_kernels.record import TYPES, Driver
 
 import tcemu.ptx
-from tcemu.isa.targets import resolve_target
+from tcemu.engine.isa.targets import resolve_target
+from tcemu.kernels.ptx.cuda_source import Source, read_module
+from tcemu.kernels.ptx.runtime import kernel_runner
+from tcemu.kernels.ptx.runtime.kernel_arguments import PointerTable
+from tcemu.kernels.ptx.simt.tensor_maps import INTERLEAVES, SWIZZLES
 from tcemu.ptx import BufferPointer, Module, TensorMap
-from tcemu.ptx.cuda_source import Source, read_module
-from tcemu.ptx.runtime import kernel_runner
-from tcemu.ptx.runtime.kernel_arguments import PointerTable
-from tcemu.ptx.simt.tensor_maps import INTERLEAVES, SWIZZLES
 
 SCALARS = {"f16": np.float16, "f32": np.float32, "f64": np.float64} | {
     f"{kind}{bits}": np.dtype(f"{sign}{bits // 8}") for kind, sign in (("u", "u"), ("s", "i"), ("b", "u")) for bits in (8, 16, 32, 64)

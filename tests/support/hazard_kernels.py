@@ -1,4 +1,5 @@
-"""Kernels with one planted hazard each, and their right twins: what every row of `tcemu.ptx.hazards.promises` finds, and what it must not.
+"""Kernels with one planted hazard each, and their right twins: what every row of `tcemu.kernels.ptx.hazards.promises` finds, and what it
+must not.
 
 A kernel is the body of an entry. In its right form the words between "<" and ">" stand as they are; in its wrong form they are left out, or
 replaced by those behind "|": `<bar.sync 0;>` and `<96|128>`.
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tcemu import ptx
-from tcemu.layouts.shared_memory import descriptor
+from tcemu.engine.layouts.shared_memory import descriptor
 
 HEAD = """.version 8.6
 .target sm_90a

@@ -5,9 +5,9 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.product_spec import ProductSpec
-from tcemu.backends.cuda.matrix_kernels import find_matrix_kernels, multiply_by_kernels
+from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.arithmetic.product_spec import ProductSpec
+from tcemu.engine.backends.cuda.matrix_kernels import find_matrix_kernels, multiply_by_kernels
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0
 
 HOPPER, FP8, BLACKWELL = Model(F32, 16, 25, -133), Model(F32, 32, 13, -133, result_bits=13), Model(F32, 32, 25, -133)

@@ -13,15 +13,15 @@ import tcemu
 from support import cuda_on_cpu
 from support.llvm_products import Arithmetic, multiply_by_kernel, multiply_portably, older_target
 from support.step_lattice import Bounds, Codes, Lattice, LatticeBuilder, expected
-from tcemu.arithmetic import reduction
-from tcemu.arithmetic.fitting import specialize
-from tcemu.arithmetic.step.forms import anchored_form
-from tcemu.backends.cuda import matrix_kernels as cuda
-from tcemu.backends.cuda.register_kernel import find_small_matrix_kernel
-from tcemu.backends.cuda.xla_launch import Route
-from tcemu.backends.dispatch import multiply_matrices
 from tcemu.base.errors import Unsupported
-from tcemu.formats.coding import recode
+from tcemu.engine.arithmetic import reduction
+from tcemu.engine.arithmetic.fitting import specialize
+from tcemu.engine.arithmetic.step.forms import anchored_form
+from tcemu.engine.backends.cuda import matrix_kernels as cuda
+from tcemu.engine.backends.cuda.register_kernel import find_small_matrix_kernel
+from tcemu.engine.backends.cuda.xla_launch import Route
+from tcemu.engine.backends.dispatch import multiply_matrices
+from tcemu.engine.formats.coding import recode
 
 
 def bounded_portably(arithmetic: Arithmetic, operands: tuple[Any, ...]) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from oracles import layout_formulas as formulas
 
-from tcemu.layouts.fragment_layouts import Fragment, metadata_fragment, mma_fragment, mover_fragment, scale_fragment, wmma_fragment
+from tcemu.engine.layouts.fragment_layouts import Fragment, metadata_fragment, mma_fragment, mover_fragment, scale_fragment, wmma_fragment
 
 
 @dataclass(frozen=True, eq=False)

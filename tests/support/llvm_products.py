@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import tcemu
-from tcemu.architectures.lookup import resolve_arithmetic
-from tcemu.arithmetic.fitting import specialize
-from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.product_spec import ProductSpec, product_spec
-from tcemu.backends.dispatch import multiply_matrices
-from tcemu.backends.llvm import llvm_programs, machine_code
-from tcemu.backends.product_requests import MatrixProduct
+from tcemu.engine.architectures.lookup import resolve_arithmetic
+from tcemu.engine.arithmetic.fitting import specialize
+from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
+from tcemu.engine.backends.dispatch import multiply_matrices
+from tcemu.engine.backends.llvm import llvm_programs, machine_code
+from tcemu.engine.backends.product_requests import MatrixProduct
+from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.formats import Format, decode, from_float
-from tcemu.isa.families import MatrixMultiply
 
 TARGETS = ("sm_70", "sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 

@@ -105,8 +105,8 @@ def record(case: LatticeCase, files: tuple[str, ...]) -> LatticeCase | None:
     Raises:
         AssertionError: A word differs without a fault.
     """
-    from tcemu.backends.llvm import xla_call
     from tcemu.base.errors import Unsupported
+    from tcemu.engine.backends.llvm import xla_call
 
     assert not xla_call.missing(), xla_call.missing()
     kernels: set[str] = set()
@@ -146,7 +146,7 @@ def _count(case: LatticeCase, at: int, see: Callable[[str], None]) -> int:
 
     from support.compiling import compile_in_short_time
     from support.lattice_paths import PATHS
-    from tcemu.backends.llvm import machine_code, xla_call
+    from tcemu.engine.backends.llvm import machine_code, xla_call
 
     lattice = case.lattices[at]
     xla_call.missing = lambda: ""  # record has called kernels here

@@ -1,4 +1,4 @@
-"""An H200 that is none: what `tcemu.backends.native` launches is run by the emulation, or by texts compiled for a CPU."""
+"""An H200 that is none: what `tcemu.engine.backends.native` launches is run by the emulation, or by texts compiled for a CPU."""
 
 import re
 from dataclasses import replace
@@ -6,14 +6,14 @@ from dataclasses import replace
 import tcemu
 from support import native_on_cpu
 from support.emulated_gpu import EmulatedGpu
-from tcemu.backends import batched_calls as calls
-from tcemu.backends import dispatch
-from tcemu.backends.cuda import xla_launch as launch
-from tcemu.backends.native import mma_products as mma
-from tcemu.backends.native import native_statement as instruction
-from tcemu.backends.native import units
-from tcemu.backends.native import wgmma_products as wgmma
-from tcemu.silicon import silicon_run as run
+from tcemu.engine.backends import batched_calls as calls
+from tcemu.engine.backends import dispatch
+from tcemu.engine.backends.cuda import xla_launch as launch
+from tcemu.engine.backends.native import mma_products as mma
+from tcemu.engine.backends.native import native_statement as instruction
+from tcemu.engine.backends.native import units
+from tcemu.engine.backends.native import wgmma_products as wgmma
+from tcemu.uses.silicon import silicon_run as run
 
 LOOKED_UP = (units, run)  # modules that ask for the GPU's target
 

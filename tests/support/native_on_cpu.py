@@ -1,4 +1,4 @@
-"""The texts of `tcemu.backends.native` compiled for a CPU and run there: products of small whole numbers, exact in every type."""
+"""The texts of `tcemu.engine.backends.native` compiled for a CPU and run there: products of small whole numbers, exact in every type."""
 
 import ctypes
 import re
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from support.cuda_on_cpu import build_library
-from tcemu.backends.native import native_text as sources
+from tcemu.engine.backends.native import native_text as sources
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 KINDS = {"s8": ("s", 1), "e4m3": ("8", 1), "f16": ("h", 2), "bf16": ("b", 2), "tf32": ("t", 4)}

@@ -216,8 +216,8 @@ def plant_sum(operation, operands, result, add):
 
 
 def gpu_function(name, x):
-    """The approximate instructions of a GPU, which tests/arithmetic holds to recorded words."""
-    from tcemu.arithmetic import special_functions as unit
+    """The approximate instructions of a GPU, which tests/engine/arithmetic holds to recorded words."""
+    from tcemu.engine.arithmetic import special_functions as unit
 
     codes = lambda v: jnp.asarray(np.ascontiguousarray(v, F32).view(np.uint32))
     floats = lambda v: np.asarray(v).view(F32)

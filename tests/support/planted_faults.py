@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 import tcemu
+from tcemu.engine.layouts.fragment_layouts import TILE, Layout, tile_sizes
+from tcemu.engine.layouts.packing import unpack_registers
 from tcemu.fuzz import Implementation, emulator
-from tcemu.layouts.fragment_layouts import TILE, Layout, tile_sizes
-from tcemu.layouts.packing import unpack_registers
 
 MMA, SP = "mma.sync.aligned.{}", "mma.sp::ordered_metadata.sync.aligned.{}"
 HALF, HALF_8 = MMA.format("m16n8k16.row.col.f32.f16.f16.f32"), MMA.format("m16n8k8.row.col.f32.f16.f16.f32")

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.ptx.simt.device_memory import Rooms
-from tcemu.ptx.simt.faults import no_faults
-from tcemu.ptx.simt.machine import Machine
-from tcemu.ptx.simt.special_registers import DIMENSIONS
-from tcemu.ptx.text.ptx_types import storage_dtype
+from tcemu.kernels.ptx.simt.device_memory import Rooms
+from tcemu.kernels.ptx.simt.faults import no_faults
+from tcemu.kernels.ptx.simt.machine import Machine
+from tcemu.kernels.ptx.simt.special_registers import DIMENSIONS
+from tcemu.kernels.ptx.text.ptx_types import storage_dtype
 
 
 def initial_machine(kinds: Mapping[str, str], threads: int) -> Machine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from tcemu.isa.statement_table import parse_line, statement_rows
+from tcemu.engine.isa.statement_table import parse_line, statement_rows
 
 
 def opcodes(key: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
+from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype
 
 FILE = Path(__file__).parents[1] / "golden" / "ptx_scalars.json.xz"
 WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from tcemu.ptx.instruction_interface import Context, Operation
-from tcemu.ptx.linker.host_programs import trace_host_program
-from tcemu.ptx.scalar.scalar_table import PREPARE
-from tcemu.ptx.text.module import Pair, Position, Register, Statement, Vector
-from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
+from tcemu.kernels.ptx.instruction_interface import Context, Operation
+from tcemu.kernels.ptx.linker.host_programs import trace_host_program
+from tcemu.kernels.ptx.scalar.scalar_table import PREPARE
+from tcemu.kernels.ptx.text.module import Pair, Position, Register, Statement, Vector
+from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype
 
 TOGETHER = 60
 HERE = Context(None, None, "sm_90a", False)  # type: ignore[arg-type]  # no instruction of values looks at its module

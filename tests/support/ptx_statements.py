@@ -9,9 +9,9 @@ import numpy as np
 import tcemu
 from support.emulated_gpu import EmulatedGpu
 from tcemu import ptx
-from tcemu.backends.native import native_statement as text
-from tcemu.isa.grammar import split_operands
-from tcemu.silicon.operand_variants import OperandVariant, operand_variants, place_operands
+from tcemu.engine.backends.native import native_statement as text
+from tcemu.engine.isa.grammar import split_operands
+from tcemu.uses.silicon.operand_variants import OperandVariant, operand_variants, place_operands
 
 CASES = 4
 IMAGE = 1024  # words of the memory of a case that movers and wmma read or write

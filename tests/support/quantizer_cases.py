@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.integer_quotients import divide_on_integers
+from tcemu.engine.arithmetic.integer_quotients import divide_on_integers
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, convert
+from tcemu.operations.quantize.scale_groups import GroupSizes, broadcast_scales
 from tcemu.quantize import BLOCK_FORMATS, RULES, BlockFormat
-from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales
 
 SOURCES, TARGETS = (F32, BF16, F16), (E4M3, E5M2, F16, BF16, TF32, E2M3, E3M2, E2M1)
 CASES = {  # source, target, saturate, divided by scales; but no rounding of a format to itself

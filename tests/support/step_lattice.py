@@ -13,7 +13,7 @@ from oracles.reference import FORMATS
 from oracles.vectorised_reference import decode, multiply_add
 
 from support.llvm_products import Arithmetic
-from tcemu.arithmetic.order import Order
+from tcemu.engine.arithmetic.order import Order
 
 Codes = NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""The kernels of tests/kernels/tcgen05: how each is launched, and its result by `tcemu.gemm` and in float64.
+"""The kernels of tests/ptx_files/tcgen05: how each is launched, and its result by `tcemu.gemm` and in float64.
 
 The kernels were compiled by nvcc, CuTe and Triton for sm_100a, and no GPU has run them.
 """

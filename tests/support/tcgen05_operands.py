@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 
 import tcemu
+from tcemu.engine.isa.tcgen05 import Tcgen05Product
+from tcemu.engine.layouts.tcgen05_memory import encode_tcgen05_descriptor
 from tcemu.formats import F16
-from tcemu.isa.tcgen05 import Tcgen05Product
-from tcemu.layouts.tcgen05_memory import encode_tcgen05_descriptor
 
 RNG = np.random.default_rng(5)
 PADDED = ("f8f6f4", "mxf8f6f4")

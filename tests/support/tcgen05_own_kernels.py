@@ -16,9 +16,9 @@ import numpy as np
 import tcemu
 from support.tcgen05_operands import PADDED, codes, descriptor, k_major, store_bits
 from tcemu import ptx
-from tcemu.isa.tcgen05 import Tcgen05Product
-from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, encode_instruction_descriptor
-from tcemu.layouts.tcgen05_memory import encode_tcgen05_descriptor
+from tcemu.engine.isa.tcgen05 import Tcgen05Product
+from tcemu.engine.isa.tcgen05_descriptors import InstructionDescriptor, encode_instruction_descriptor
+from tcemu.engine.layouts.tcgen05_memory import encode_tcgen05_descriptor
 
 COLUMNS, IMAGE, B_START = 128, 32768, 16384
 A_COLUMN, METADATA, SCALES = 64, 80, (88, 104)  # columns of A, of the metadata, and of the scales of A and B

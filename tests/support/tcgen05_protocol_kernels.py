@@ -15,9 +15,9 @@ import numpy as np
 
 import tcemu
 from tcemu import ptx
-from tcemu.instructions.tcgen05_faults import Tcgen05Fault as Fault
-from tcemu.isa.tcgen05_descriptors import encode_instruction_descriptor
-from tcemu.layouts.tcgen05_memory import encode_tcgen05_descriptor
+from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault as Fault
+from tcemu.engine.isa.tcgen05_descriptors import encode_instruction_descriptor
+from tcemu.engine.layouts.tcgen05_memory import encode_tcgen05_descriptor
 
 TARGET = "sm_100a"
 M, N, A_COLUMN, SCALES = 128, 16, 16, 24

@@ -9,11 +9,11 @@ import numpy as np
 
 try:
     torch: Any = import_module("torch")
-    tt: Any = import_module("tcemu.torch")
+    tt: Any = import_module("tcemu.faces.torch")
 except ImportError:
     torch = tt = None
 
-MISSING = "torch is not installed: pip install -e '.[test,torch]', then pytest tests/pytorch"
+MISSING = "torch is not installed: pip install -e '.[test,torch]', then pytest tests/faces/pytorch"
 
 
 def run_through_jax(fn, *tensors):

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from tcemu.architectures.lookup import target_rows
-from tcemu.architectures.model_rows import ROWS, ModelRow
-from tcemu.arithmetic.product_spec import ProductSpec
-from tcemu.backends.native.units import MATRICES, ArithmeticKey, match_arithmetic
+from tcemu.engine.architectures.lookup import target_rows
+from tcemu.engine.architectures.model_rows import ROWS, ModelRow
+from tcemu.engine.arithmetic.product_spec import ProductSpec
+from tcemu.engine.backends.native.units import MATRICES, ArithmeticKey, match_arithmetic
+from tcemu.engine.isa.legality import instructions
 from tcemu.formats import Format
-from tcemu.isa.legality import instructions
 
 
 class Equality(NamedTuple):

@@ -1,0 +1,1 @@
+"""Backends: who computes an instruction or a product, on which device. All give the same bits."""

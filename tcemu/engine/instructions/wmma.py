@@ -1,0 +1,323 @@
+"""`wmma`: matrices between memory and fragments, and the product of fragments, for any number of warps at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from tcemu.base.checking import forbid, forbid_concrete
+from tcemu.base.errors import Unsupported
+from tcemu.base.meshes import shard_like
+from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.backends.dispatch import move_words, multiply_registers
+from tcemu.engine.backends.product_requests import RegisterForms
+from tcemu.engine.instructions.operand_checks import (
+    check_registers,
+    instruction_product,
+    pack_matrix,
+    resolve_model,
+    resolve_mover,
+    unpack_matrix,
+)
+from tcemu.engine.instructions.statement_operands import wmma_memory_launch, wmma_mma_launch
+from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaMemory
+from tcemu.engine.isa.operand_fragments import WMMA_SM
+from tcemu.engine.layouts.packing import pack_registers, unpack_registers
+from tcemu.engine.layouts.strided_memory import StridedLines, as_integers, as_memory, read_lines, read_runs, write_lines, write_runs
+
+STORAGE = "PTX ISA 9.7.14.4.2"
+
+
+def wmma_load(
+    op: str | Instruction,
+    memory: ArrayLike,
+    *,
+    offset: ArrayLike = 0,
+    stride: ArrayLike | None = None,
+    target: str | None = None,
+    checked: bool = False,
+) -> Array:
+    """Load one matrix from memory for each warp of a batch, as `wmma.load` does, and return its fragment.
+
+    Args:
+        op: PTX spelling of wmma.load or `Instruction`. Static under `jit`.
+        memory: uint32[..., words], little-endian; word 0 is aligned for anything. Leading axes are batch axes; they broadcast.
+        offset: Elements from the start of the memory to the matrix: an integer, or int32[...] with one for each warp.
+        stride: Elements from one row (".col": column) to the next, likewise. None: the default of PTX.
+        target: GPU whose fragments are returned, which must have `op`. None: the fragments of sm_80 and later. Static under `jit`.
+        checked: Report traced offsets and strides that are misaligned or lead outside `memory`, and strides below the default. Without it
+            the former load zeros. A stride below the default, also 0, is undefined in PTX; the rows then overlap.
+
+    Returns:
+        uint32[..., 32, n], lane, then register. Copies of elements that some targets hold are written too.
+
+    Raises:
+        Unsupported: PTX does not give `op` to `target`.
+        TypeError: An operand has another dtype.
+        ValueError: An operand has another shape.
+        UndefinedBehaviour: A known offset or stride is misaligned or leads outside `memory`; with `checked`, a traced one too.
+
+    Source: PTX ISA 9.7.14.4.1-3. PTX leaves the fragments open; they are rows of `tcemu.layouts`.
+    """
+    op, target = resolve_mover(op, target, "wmma_load", WmmaMemory, "wmma.load")
+    operands = bind_wmma_load(op, memory, offset=offset, stride=stride, checked=checked)
+    sm, lines = _generation(target), memory_lines(op)
+    launch = lambda: wmma_memory_launch(_require_current_fragments(op, sm), lines, operands, offset, stride)
+    return move_words(op, launch, lambda: _load(replace(op, space=None), sm, operands))
+
+
+def wmma_store(
+    op: str | Instruction,
+    memory: ArrayLike,
+    fragment: ArrayLike,
+    *,
+    offset: ArrayLike = 0,
+    stride: ArrayLike | None = None,
+    target: str | None = None,
+    checked: bool = False,
+) -> Array:
+    """Store the matrix of a fragment into memory for each warp of a batch, as `wmma.store` does, and return the new memory.
+
+    If rows overlap because the stride is below the default, which is undefined in PTX, the last row (".col": column) stays.
+
+    Args:
+        op: PTX spelling of wmma.store or `Instruction`. Static under `jit`.
+        memory: As in `wmma_load`. Each warp has a memory of its own.
+        fragment: uint32[..., 32, n].
+        offset: As in `wmma_load`.
+        stride: As in `wmma_load`.
+        target: As in `wmma_load`.
+        checked: As in `wmma_load`. Without it, traced offsets and strides that are misaligned or lead outside store nothing.
+
+    Returns:
+        uint32[..., words]. Memory outside the matrix keeps its bits.
+
+    Raises:
+        As `wmma_load`.
+
+    Source: PTX ISA 9.7.14.4.1, 9.7.14.4.2, 9.7.14.4.4.
+    """
+    op, target = resolve_mover(op, target, "wmma_store", WmmaMemory, "wmma.store")
+    operands = bind_wmma_store(op, memory, fragment, offset=offset, stride=stride, checked=checked)
+    sm, lines = _generation(target), memory_lines(op)
+    launch = lambda: wmma_memory_launch(_require_current_fragments(op, sm), lines, operands, offset, stride)
+    return move_words(op, launch, lambda: _store(replace(op, space=None), sm, operands))
+
+
+def wmma_mma(
+    op: str | Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike, *, target: str, model: Model | str | None = None, checked: bool = False
+) -> Array:
+    """Compute one `wmma.mma` for each warp of a batch: D = A·B + C, from fragments to a fragment, bit for bit.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`. Static under `jit`.
+        a: Fragment of `target`, uint32[..., 32, n]. Leading axes are batch axes; they broadcast. Where a fragment holds copies of an
+            element, the first counts.
+        b: As `a`.
+        c: As `a`.
+        target: GPU or target to emulate, as "H100" or "sm_90a". Static under `jit`.
+        model: Another arithmetic in place of the target's own. Its fields may be traced (see `tcemu.Model`).
+        checked: Report copies of one element that differ, which PTX does not allow.
+
+    Returns:
+        The fragment of D, uint32[..., 32, n]. NaN words are the target's own.
+
+    Raises:
+        Unsupported: PTX does not give `op` to `target`.
+        NotModelled: There is no evidence of the target's arithmetic for `op`.
+        TypeError: An operand has another dtype.
+        ValueError: An operand has another shape.
+        UndefinedBehaviour: With `checked`, copies of one element differ.
+
+    Source: PTX ISA 9.7.14.4.5; the arithmetic is `tcemu.evidence(op, target)`.
+    """
+    applied = resolve_model(op, target, model, "wmma_mma", "wmma.mma")
+    op, sm = applied.op, _generation(applied.target)
+    operands = bind_wmma_mma(op, a, b, c)
+    if checked:
+        for name, registers in operands._asdict().items():
+            _forbid_unlike_copies(op, name, registers, sm)
+
+    def call(given: WmmaMmaOperands) -> Array:
+        return multiply_registers(applied, _forms(sm), given, lambda: wmma_mma_launch(_require_current_fragments(op, sm), given))
+
+    return shard_like(lambda given: given.a[..., :1] | given.b[..., :1] | given.c[..., :1], call, operands)
+
+
+def _require_current_fragments(op: Record, sm: int) -> Record:
+    """The instruction. Raises Unsupported for a generation whose fragments are not those of the GPUs that run it."""
+    if sm != _generation(None):
+        raise Unsupported(f"fragments of sm_{sm} hold elements elsewhere than those of sm_80 and later")
+    return op
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LinePlacement:
+    """The places of a matrix's lines in memory, in words."""
+
+    start: Array  # word of the first line
+    step: Array  # words from line to line
+    good: Array | None  # bool: where both are legal; None: everywhere
+    known_step: int | None = field(metadata={"static": True})  # the step, if it is one number and known before tracing
+
+
+class WmmaLoadOperands(NamedTuple):
+    """The operands of a wmma.load. memory: uint32[..., words]."""
+
+    memory: Array
+    place: LinePlacement
+
+
+class WmmaStoreOperands(NamedTuple):
+    """The operands of a wmma.store. memory: uint32[..., words]; fragment: uint32[..., 32, n]."""
+
+    memory: Array
+    fragment: Array
+    place: LinePlacement
+
+
+class WmmaMmaOperands(NamedTuple):
+    """The operands of a wmma.mma, each uint32[..., 32, n]."""
+
+    a: Array
+    b: Array
+    c: Array
+
+
+def bind_wmma_load(
+    op: WmmaMemory, memory: ArrayLike, *, offset: ArrayLike = 0, stride: ArrayLike | None = None, checked: bool = False
+) -> WmmaLoadOperands:
+    """The operands of a wmma.load, checked. Arguments and errors are those of `wmma_load`."""
+    words = as_memory("memory", memory)
+    return WmmaLoadOperands(memory=words, place=_bind_place(op, words.shape[-1], offset, stride, checked))
+
+
+def bind_wmma_store(
+    op: WmmaMemory,
+    memory: ArrayLike,
+    fragment: ArrayLike,
+    *,
+    offset: ArrayLike = 0,
+    stride: ArrayLike | None = None,
+    checked: bool = False,
+) -> WmmaStoreOperands:
+    """The operands of a wmma.store, checked. Arguments and errors are those of `wmma_store`."""
+    words = as_memory("memory", memory)
+    registers = check_registers(op, "r", fragment, "fragment")
+    return WmmaStoreOperands(memory=words, fragment=registers, place=_bind_place(op, words.shape[-1], offset, stride, checked))
+
+
+def bind_wmma_mma(op: Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> WmmaMmaOperands:
+    """The operands of a wmma.mma, checked. Arguments and errors are those of `wmma_mma`."""
+    return WmmaMmaOperands(a=check_registers(op, "a", a), b=check_registers(op, "b", b), c=check_registers(op, "c", c))
+
+
+def memory_lines(op: WmmaMemory) -> StridedLines:
+    """The matrix of a load or store as lines of memory: rows if ".row", else columns."""
+    rows, columns = op.matrix_shape("r")
+    count, length = (rows, columns) if op.layout == "row" else (columns, rows)
+    bits = op.format.bits
+    # A line is aligned to the size of a lane's fragment. An f16 fragment with four copies is longer than its line, and the default stride,
+    # one line, is legal all the same
+    return StridedLines(count, length, bits, min(op.register_count("r") * 32, length * bits) // bits)
+
+
+def _generation(target: str | None) -> int:
+    """The number of the oldest target whose fragments are those of `target`, so that later ones share its programs: see `wmma_fragment`."""
+    number = WMMA_SM if target is None else int("".join(filter(str.isdigit, target)))
+    return max(first for first in (70, 75, 80) if first <= number)
+
+
+def _bind_place(op: WmmaMemory, words: int, offset: ArrayLike, stride: ArrayLike | None, checked: bool) -> LinePlacement:
+    """Return the places of the lines in a memory of `words` words, or raise."""
+    lines, least = memory_lines(op), op.default_stride
+    start, step = as_integers("offset", offset), as_integers("stride", least if stride is None else stride)
+    for name, value in (("offset", start), ("stride", step)):
+        misaligned = f"{op}: {name} {{value}} is no multiple of {lines.alignment} elements, the size of a lane's fragment. {STORAGE}"
+        forbid_concrete(value % lines.alignment != 0, misaligned, checked, value=value)
+    room = f"{op}: {lines.count} lines of {lines.length} elements from offset {{offset}}, {{stride}} apart, are not in {words} words"
+    # If one of the two is known and the other is traced, the known one may be too large by itself: with 0, the best case, for the other
+    best = [value if isinstance(value, np.ndarray) else np.zeros((), np.int64) for value in (start, step)]
+    for first, apart in (best, (start, step)):
+        forbid_concrete(lines.is_outside(first, apart, words), f"{room}. {STORAGE}", checked, offset=first, stride=apart)
+    if checked:
+        below = f"{op}: stride {{stride}} is below {least}, the length of a line, which PTX leaves open. {STORAGE}"
+        forbid(step < least, below, stride=step)
+    good = None
+    if isinstance(start, Tracer) or isinstance(step, Tracer):
+        good = ~(lines.is_misaligned(start, step) | lines.is_outside(start, step, words))
+        start = jnp.where(good, start, 0)
+        step = step if isinstance(step, np.ndarray) else jnp.where(good, step, 0)
+    return LinePlacement(
+        start=jnp.asarray(lines.words(start), jnp.int32),
+        step=jnp.asarray(lines.words(step), jnp.int32),
+        good=good,
+        known_step=int(lines.words(step)) if isinstance(step, np.ndarray) and step.ndim == 0 else None,
+    )
+
+
+def _forbid_unlike_copies(op: Instruction, name: str, registers: Array, sm: int) -> None:
+    """Checked mode: raises UndefinedBehaviour where a fragment's copies of one element differ."""
+    uniform = pack_matrix(op, name, unpack_matrix(op, name, registers, sm), sm)
+    differ = f"{op}: {name} holds copies of one element that differ, in lane {{lane}}: fragments may be changed uniformly only"
+    forbid(uniform != registers, f"{differ}. PTX ISA 9.7.14.4.1", lane=np.arange(LANES)[:, None])
+
+
+@partial(jax.jit, static_argnames=("op", "sm"))
+def _load(op: WmmaMemory, sm: int, operands: WmmaLoadOperands) -> Array:
+    lines, fmt = memory_lines(op), op.format
+    memory, place, length = operands.memory, operands.place, lines.words(lines.length)
+    if place.known_step is not None and place.start.ndim == 0:
+        runs = read_lines(memory, place.start, place.known_step, lines.count, length)
+        runs = runs if place.good is None else jnp.where(place.good, runs, 0)
+    else:
+        runs = read_runs(memory, *_line_starts(place, lines.count), length=length)
+    codes = unpack_registers(runs, fmt)
+    axis = codes.ndim - fmt.words
+    return pack_matrix(op, op.operand, codes if op.layout == "row" else jnp.swapaxes(codes, axis - 1, axis), sm)
+
+
+@partial(jax.jit, static_argnames=("op", "sm"))
+def _store(op: WmmaMemory, sm: int, operands: WmmaStoreOperands) -> Array:
+    lines, fmt = memory_lines(op), op.format
+    memory, place = operands.memory, operands.place
+    matrix = unpack_matrix(op, op.operand, operands.fragment, sm)
+    axis = matrix.ndim - fmt.words
+    runs = pack_registers(matrix if op.layout == "row" else jnp.swapaxes(matrix, axis - 1, axis), fmt)
+    if place.known_step is None or place.start.ndim > 0:
+        starts, good = _line_starts(place, lines.count)
+        return write_runs(memory, starts, runs, good)
+    if place.good is not None:
+        runs = jnp.where(place.good, runs, read_lines(memory, place.start, place.known_step, *runs.shape[-2:]))
+    return write_lines(memory, place.start, place.known_step, runs)
+
+
+def _line_starts(place: LinePlacement, count: int) -> tuple[Array, Array | None]:
+    """Returns the start of each line, [..., count], and whether it is legal."""
+    starts = place.start[..., None] + place.step[..., None] * jnp.arange(count)
+    return starts, None if place.good is None else jnp.broadcast_to(place.good[..., None], starts.shape)
+
+
+@cache
+def _forms(sm: int) -> RegisterForms:
+    """The forms of the fragments of one generation."""
+
+    def by_matrices(op: MatrixMultiply, clamped: bool, model: Model, operands: WmmaMmaOperands) -> Array:
+        a, b, c = (unpack_matrix(op, name, registers, sm) for name, registers in operands._asdict().items())
+        return pack_matrix(op, "d", instruction_product(op, model, a, b, c), sm)
+
+    # from sm_75 on fragments do not depend on the layouts in memory, so that one compiled program serves all four layouts
+    return RegisterForms(by_matrices, canonical=_with_default_layouts if sm >= 75 else None)
+
+
+def _with_default_layouts(op: Instruction) -> Instruction:
+    return replace(op, alayout="row", blayout="col")

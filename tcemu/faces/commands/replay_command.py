@@ -1,0 +1,193 @@
+"""`tcemu replay`: find by probes how a library multiplies, show recipes, and find where two of them diverge."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcemu.faces.commands import CommandError
+from tcemu.faces.commands.array_files import Output, load_array, path_text
+from tcemu.operations.products.library.kernel_json import dumps, loads
+from tcemu.operations.products.library.kernel_recipe import SCALES, KernelRecipe
+from tcemu.uses.replay.black_box import FRAMEWORKS, ProductForm
+from tcemu.uses.replay.fingerprinting import fingerprint
+from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY
+from tcemu.uses.replay.order_changes import find_order_changes
+from tcemu.uses.replay.recipe_divergence import find_divergence
+
+LIBRARY_FUNCTIONS = {"numpy": "numpy:matmul", "jax": "jax.numpy:matmul", "torch": "torch:matmul"}
+MAX_ROWS = 1 << 16  # numbers of rows that `orders` looks at
+MAX_RECIPE_BYTES = 1 << 20  # size limit of a recipe file
+UNDETERMINED_STATUS = 3  # exit status of an undetermined fingerprint
+
+
+def add_replay(subparsers) -> None:
+    """Add the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "replay",
+        description="Finds by probes in which order a library's matrix product adds, and where two such orders diverge.",
+    )
+    commands = parser.add_subparsers(dest="replay", required=True, metavar="WHAT")
+    found = commands.add_parser(
+        "fingerprint",
+        help="find the order of a library's product",
+        description="Calls a function with probes and reports in which order, and with which arithmetic, it adds, or that this is "
+        "undetermined (exit status 3).",
+        epilog="example: tcemu replay fingerprint numpy 16 16 256 --dtype f32",
+    )
+    found.add_argument(
+        "function", help=f"{', '.join(LIBRARY_FUNCTIONS)} for their matmul, or MODULE:FUNCTION, which takes A [M, K] and B [K, N]"
+    )
+    for name in ("m", "n", "k"):
+        found.add_argument(name, type=int, metavar=name.upper())
+    found.add_argument(
+        "--dtype", default="f16", help="of both operands: f16, bf16, f32, e4m3, e5m2; or of A and B: e5m2,e4m3 (default: f16)"
+    )
+    found.add_argument("--scales", choices=SCALES, help="the function takes scale_a and scale_b: one per tensor, or one per row and column")
+    found.add_argument("--bias", choices=("f32", "f16", "bf16"), help="the function takes a bias [N] in this format")
+    found.add_argument("--framework", choices=FRAMEWORKS, help="the library of the function's arrays (default: by its module)")
+    found.add_argument("--device", help="device of the operands: cuda, cpu, gpu (default: the framework's)")
+    found.add_argument("--calls", type=int, default=64, help="maximum number of calls (default: 64)")
+    found.add_argument("--seed", type=int, default=1, help="seed of the probes (default: 1)")
+    found.add_argument("--out", type=Path, metavar="FILE", help="write the recipe to this file, as JSON")
+    found.add_argument("--overwrite", action="store_true", help="replace an existing FILE")
+    found.add_argument("--quiet", action="store_true", help="no progress")
+    shows = commands.add_parser("show", help="print a recipe", description="Prints a recipe from its file.")
+    shows.add_argument("file", type=Path, metavar="FILE")
+    differ = commands.add_parser(
+        "diff",
+        help="find where two recipes diverge",
+        description="Multiplies A and B by two recipes, counts the outputs that differ, and reports the first sum at which an "
+        "output diverges.",
+    )
+    differ.add_argument("a", type=Path, metavar="A.npy")
+    differ.add_argument("b", type=Path, metavar="B.npy")
+    differ.add_argument("--left", type=Path, required=True, metavar="FILE", help="a recipe")
+    differ.add_argument("--right", type=Path, required=True, metavar="FILE", help="the other")
+    orders = commands.add_parser(
+        "orders",
+        help="at which M a layer's order changes",
+        description="Prints the order of a library's product M x N x K for each range of M, as it was measured on a GPU or as a rule "
+        "predicts it, and the M at which it changes.",
+        epilog="example: tcemu replay orders jax-bf16 4096 4096 --rows 1:512",
+    )
+    orders.add_argument("library", help="name of a profile, such as torch-bf16")
+    orders.add_argument("n", type=int, metavar="N")
+    orders.add_argument("k", type=int, metavar="K")
+    orders.add_argument("--rows", default="1:512", metavar="FIRST:LAST", help="range of M (default: 1:512)")
+    orders.add_argument(
+        "--min-probability", type=float, default=MIN_PROBABILITY, metavar="P",
+        help=f"predictions with a lower probability count as unknown (default: {MIN_PROBABILITY})",
+    )  # fmt: skip
+    parser.set_defaults(run=run_replay)
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Run the command and return its exit status.
+
+    Raises:
+        CommandError: The request or a file is at fault.
+    """
+    return {"fingerprint": _run_fingerprint, "show": _run_show, "diff": _run_diff, "orders": _run_orders}[args.replay](args)
+
+
+def _run_fingerprint(args: argparse.Namespace) -> int:
+    output = None if args.out is None else Output(args.out, args.overwrite, "the recipe")
+    fn = import_function(args.function)
+    framework = args.framework or (args.function if args.function in LIBRARY_FUNCTIONS else None)
+
+    def counted_call(a: Any, b: Any, calls: list[int] = [0], **epilogue: Any) -> Any:  # noqa: B006
+        calls[0] += 1
+        if not args.quiet:
+            print(f"call {calls[0]} of at most {args.calls}", file=sys.stderr, flush=True)
+        return fn(a, b, **epilogue)
+
+    try:
+        counted_call.__module__, counted_call.__qualname__ = str(getattr(fn, "__module__", None) or ""), args.function
+        dtypes = tuple(args.dtype.split(","))
+        found = fingerprint(
+            counted_call, args.m, args.n, args.k, operand_dtype=dtypes if len(dtypes) > 1 else args.dtype,
+            form=ProductForm(args.scales, args.bias),
+            framework=framework, device=args.device, max_calls=args.calls, seed=args.seed,
+        )  # fmt: skip
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
+        raise CommandError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    print(found)
+    if found.recipe is None:
+        return UNDETERMINED_STATUS
+    if output is not None:
+        output.write(dumps(found.recipe).encode())
+    return 0
+
+
+def import_function(text: str) -> Callable:
+    """The function named by MODULE:FUNCTION or by a library's name.
+
+    Raises:
+        CommandError: There is no such function.
+    """
+    module, colon, name = LIBRARY_FUNCTIONS.get(text, text).partition(":")
+    if not colon or not module or not name:
+        raise CommandError(f"{text!r} names no function; expected {', '.join(LIBRARY_FUNCTIONS)}, or MODULE:FUNCTION")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CommandError(f"{text!r}: {error}") from error
+    if not callable(found):
+        raise CommandError(f"{text!r} is not a function")
+    return found
+
+
+def read_recipe(name: str, path: Path) -> KernelRecipe:
+    """Read a recipe from its file.
+
+    Raises:
+        CommandError: The file cannot be read or holds no recipe.
+    """
+    try:
+        if not path.is_file():
+            raise CommandError(f"{name}: {path_text(path)} is no file")
+        if path.stat().st_size > MAX_RECIPE_BYTES:
+            raise CommandError(
+                f"{name}: {path_text(path)} has {path.stat().st_size:,} bytes; a recipe has no more than {MAX_RECIPE_BYTES:,}"
+            )
+        return loads(path.read_text())
+    except OSError as error:
+        raise CommandError(f"{name}: {path_text(path)} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # UnicodeDecodeError too
+        raise CommandError(f"{name}: {path_text(path)} holds no recipe: {error}") from error
+
+
+def _run_show(args: argparse.Namespace) -> int:
+    print(read_recipe("FILE", args.file))
+    return 0
+
+
+def _run_diff(args: argparse.Namespace) -> int:
+    left, right = read_recipe("--left", args.left), read_recipe("--right", args.right)
+    a, b = load_array("A", args.a), load_array("B", args.b)
+    if a.ndim != 2 or b.ndim != 2 or not all(np.issubdtype(x.dtype, np.floating) or x.dtype.kind == "V" for x in (a, b)):
+        raise CommandError(f"A is {a.dtype}{list(a.shape)} and B is {b.dtype}{list(b.shape)}; expected floats, [M, K] and [K, N]")
+    try:
+        found = find_divergence(a, b, left.without_shape(), right.without_shape())
+    except (ValueError, TypeError) as error:
+        raise CommandError(str(error)) from error
+    print(found)
+    return 0
+
+
+def _run_orders(args: argparse.Namespace) -> int:
+    first, colon, last = args.rows.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < int(first) + MAX_ROWS):
+        raise CommandError(f"--rows: got {args.rows[:40]!r}; expected FIRST:LAST, at most {MAX_ROWS:,} numbers from 1 on, such as 1:512")
+    try:
+        print(find_order_changes(args.library, args.n, args.k, range(int(first), int(last) + 1), min_probability=args.min_probability))
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    return 0

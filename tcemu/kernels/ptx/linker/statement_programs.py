@@ -1,0 +1,108 @@
+"""Compiled programs of statements: compiled fast at first, optimised when they have done much work, and stored on disk between processes.
+
+Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. A program is
+therefore first compiled without most of XLA's optimisations, which change no bit, and again with those of LLVM once it has done so much
+work that the faster code pays. A stored program also spares the next process tracing and lowering.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from tcemu.base.execution import execution
+from tcemu.base.jax_internals import compilation_cache_hits, compile_in_short_time
+from tcemu.base.stored_code import Entry, cache_subfolder, load_program, program_entry, store_program
+from tcemu.kernels.ptx.simt.faults import known_messages, restore_messages
+
+SUBFOLDER = "tcemu-ptx"  # of the folder of JAX's persistent compilation cache
+OPTIMISED, QUICK = "optimised", "quick"
+_folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", default=None)
+
+
+@contextmanager
+def store_programs(folder: str | os.PathLike) -> Iterator[None]:
+    """Store the programs that are compiled meanwhile in a folder, and take from it those that another process has stored.
+
+    Without it they are stored beside JAX's persistent compilation cache, if that is on; see `tcemu.cache_compilations`.
+    """
+    token = _folder.set(Path(folder))
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def _program_folder() -> Path | None:
+    return _folder.get() or cache_subfolder(SUBFOLDER)
+
+
+class TracedStatement(NamedTuple):
+    """A statement as a function that JAX can trace."""
+
+    function: Callable[..., Any]
+    shapes: tuple[Any, ...]  # its arguments as trees of `jax.ShapeDtypeStruct`
+    donates: bool = False  # the arrays of the first argument are changed in place
+    facts: Any = None  # what the caller must know of the program, as values that can be pickled
+
+
+class StatementProgram:
+    """The compiled function of a statement, for arrays of fixed shapes."""
+
+    facts: Any  # as the trace gave them
+
+    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: Any, *, chosen: str, threads: int, patience: int) -> None:
+        """Load the program, or trace and compile it.
+
+        Args:
+            key: All that the program depends on, as a value whose `repr` is the same in each process.
+            trace: Returns the function; called before each compilation.
+            device: The device of the arrays.
+            chosen: The choice of `tcemu.execution`, a part of the key. The thread that compiles may have another one.
+            threads: Threads that execute the statement together.
+            patience: Executions, each of one thread, after which the program is optimised; 0: at once.
+        """
+        self._make, self._device, self._threads, self._remaining = trace, device, threads, patience or None
+        self._key, self._chosen = (key, device), chosen
+        if self._load(OPTIMISED):
+            self._remaining = None
+        elif not patience:
+            self._compile(OPTIMISED)
+        elif not self._load(QUICK):
+            self._compile(QUICK)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the program."""
+        if self._remaining is not None:
+            self._remaining -= self._threads
+            if self._remaining < 0:
+                self._remaining = None
+                self._compile(OPTIMISED)
+        return self._compiled(*arguments)
+
+    def _compile(self, effort: str) -> None:
+        hits = compilation_cache_hits()
+        with execution(self._chosen), jax.enable_x64(True), jax.default_device(self._device):
+            traced = self._make()
+            lowered = jax.jit(traced.function, donate_argnums=0 if traced.donates else ()).lower(*traced.shapes)
+            self._compiled = compile_in_short_time(lowered, optimised=effort == OPTIMISED)
+        self.facts = traced.facts
+        if compilation_cache_hits() == hits:
+            store_program(*self._place(effort), self._compiled, (traced.facts, known_messages()))
+
+    def _load(self, effort: str) -> bool:
+        loaded = load_program(*self._place(effort), self._device)
+        if loaded is None:
+            return False
+        self._compiled, (self.facts, messages) = loaded
+        restore_messages(messages)
+        return True
+
+    def _place(self, effort: str) -> tuple[Path | None, Entry]:
+        return _program_folder() if self._device.platform == "cpu" else None, program_entry(self._key, effort)

@@ -1,0 +1,295 @@
+"""Loads, stores and atomics: `ld`, `ldu`, `st`, `atom` and `red` (PTX ISA 9.7.9.8 to 9.7.9.11, 9.7.13.5 to 9.7.13.7).
+
+Cache hints change nothing. Memory orders do not either, since all threads see every access at once. Atomics of threads that meet at one
+address are applied one after the other, in the order of the threads' numbers. On a GPU that order is unspecified; the result of integer
+operations does not depend on it, the result of floating-point ones may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tcemu.base.errors import Unsupported
+from tcemu.engine.isa.statement_table import require_form
+from tcemu.kernels.ptx.instruction_interface import Context, Operation, Prepare, Step
+from tcemu.kernels.ptx.operand_classes import check_operand_lists
+from tcemu.kernels.ptx.scalar import scalar_table as scalars
+from tcemu.kernels.ptx.simt import cluster_checks as clusters
+from tcemu.kernels.ptx.simt import device_memory
+from tcemu.kernels.ptx.simt import shared_memory_checks as checks
+from tcemu.kernels.ptx.text.module import Address, Operand, Sink, Statement, Vector
+from tcemu.kernels.ptx.text.ptx_types import KINDS
+
+if TYPE_CHECKING:
+    from tcemu.kernels.ptx.simt.machine import Machine
+
+# ---- loads and stores
+
+STRONG = {"volatile", "relaxed", "acquire", "release"}  # such an access is no race, and it may order others
+
+
+class Access(NamedTuple):
+    """A load or a store."""
+
+    space: str  # "" for generic addresses
+    kind: str  # type of an element
+    elements: int
+    registers: tuple[Operand, ...]
+    address: Address
+
+
+def parse_access(statement: Statement, context: Context) -> Access:
+    """Return the access of an `ld`, `ldu` or `st`. Raises Unsupported."""
+    choices = require_form(statement.opcode).choices
+    kind, count, hint = choices["type"] or "", int((choices.get("vector") or "v1")[1:]), " u64" if choices.get("hint") else ""
+    operands = statement.operands
+    if kind == "b128":  # `wide_registers` makes two elements of 64 bits of a register of 128
+        raise Unsupported(f"{statement.opcode!r} takes a register of 128 bits. PTX ISA 9.7.9.8")
+    if statement.name == "st":
+        check_operand_lists(statement, context, f"[] <~{kind}*{count}>{hint}")
+        address, value = operands[:2]
+    else:
+        check_operand_lists(statement, context, f"<=~{kind}_*{count}> []{hint}")
+        value, address = operands[:2]
+    assert isinstance(address, Address)
+    registers = value.elements if isinstance(value, Vector) else (value,)
+    return Access(plain_space(choices["space"]), kind, count, registers, address)
+
+
+def plain_space(space: str | None) -> str:
+    """Return the machine's name of a state space: "param" for "param::entry", "shared" for "shared::cta"; "" if there is none."""
+    return space if space == "shared::cluster" else (space or "").partition("::")[0]
+
+
+def prepare_load(statement: Statement, context: Context) -> Step:
+    """Prepare an `ld` or `ldu`."""
+    access, strong = parse_access(statement, context), bool(STRONG & set(statement.qualifiers))
+
+    def apply(machine: Machine) -> Machine:
+        machine = checks.order_blocks(machine) if strong else machine
+        values, machine = machine.load(access.space, machine.address(access.address), access.kind, access.elements)
+        machine = clusters.order_cluster(checks.order_blocks(machine)) if strong else machine
+        for register, value in zip(access.registers, values, strict=True):
+            machine = machine.write(register, access.kind, value)
+        return machine
+
+    return Step(apply)
+
+
+def prepare_store(statement: Statement, context: Context) -> Step:
+    """Prepare an `st`."""
+    access, strong = parse_access(statement, context), bool(STRONG & set(statement.qualifiers))
+
+    def apply(machine: Machine) -> Machine:
+        values = tuple(machine.read(register, access.kind) for register in access.registers)
+        machine = checks.order_blocks(machine) if strong else machine
+        machine = machine.store(access.space, machine.address(access.address), access.kind, values)
+        return checks.order_blocks(machine) if strong else machine
+
+    return Step(apply)
+
+
+# ---- atomics
+
+INTEGER_TYPES = ("u32", "s32", "u64", "s64")
+# the instruction of values that computes each operation and type; None: computed here
+ATOMIC_OPERATIONS: dict[tuple[str, str], str | None] = {
+    **{(name, kind): f"{name}.{kind}" for name in ("and", "or", "xor") for kind in ("b32", "b64")},
+    **{(name, kind): f"{name}.{kind}" for name in ("min", "max") for kind in INTEGER_TYPES},
+    **{("add", kind): f"add.{kind}" for kind in INTEGER_TYPES},
+    **{("inc", "u32"): None, ("dec", "u32"): None},
+    **{(name, kind): None for name in ("exch", "cas") for kind in ("b16", "b32", "b64") if (name, kind) != ("exch", "b16")},
+    **{("add", kind): f"add.rn.{kind}" for kind in ("f32", "f64")},
+    **{("add.noftz", kind): f"add.rn.{kind}" for kind in ("f16", "f16x2", "bf16", "bf16x2")},
+    **{(f"{name}.noftz", kind): f"{name}.{kind}" for name in ("min", "max") for kind in ("f16", "f16x2", "bf16", "bf16x2")},
+}
+ASSOCIATIVE = ("add", "and", "or", "xor", "min", "max")  # the operations that are associative for integers
+
+
+class Atomic(NamedTuple):
+    """An atomic operation and its operands."""
+
+    space: str  # "" for generic addresses
+    kind: str  # type of an element
+    elements: int
+    combine: Callable[[Array, Array, Array], Array]  # (old value, b, c) -> new value
+    associative: bool  # the operations of several threads may be combined first
+    destination: tuple[Operand, ...]
+    address: Address
+    b: tuple[Operand, ...]
+    c: Operand | None
+
+
+def parse_atomic(statement: Statement, context: Context) -> Atomic:
+    """Return the operation of an `atom` or a `red`. Raises Unsupported."""
+    choices = require_form(statement.opcode).choices
+    operation, kind = choices["operation"] or "", choices["type"] or ""
+    count, space = int((choices.get("vector") or "v1")[1:]), plain_space(choices["space"])
+    third, hint = f" {kind}" if operation == "cas" else "", " u64" if choices.get("hint") else ""
+    value = kind if count == 1 else f"<{kind}*{count}>"
+    result = f"={kind}_" if count == 1 else f"<={kind}_*{count}>"
+    if statement.name == "red":
+        check_operand_lists(statement, context, f"[] {value}{hint}")
+    else:
+        discarded = statement.operands[:1] == (Sink(),)  # also in place of a vector
+        check_operand_lists(statement, context, f"{f'={kind}_' if discarded else result} [] {value}{third}{hint}")
+    operands = statement.operands if statement.name == "atom" else (Sink(), *statement.operands)
+    destination, b = (
+        each.elements if isinstance(each, Vector) else (each,) * (count if isinstance(each, Sink) else 1)
+        for each in (operands[0], operands[2])
+    )
+    assert isinstance(operands[1], Address) and len(destination) == len(b) == count
+    atomic = element_atomic(space, operation, kind, context)
+    c = operands[3] if operation == "cas" else None
+    return atomic._replace(elements=count, destination=destination, address=operands[1], b=b, c=c)
+
+
+def element_atomic(space: str, operation: str, kind: str, context: Context) -> Atomic:
+    """Return the atomic operation on one element without its operands."""
+    if kind in ("f16", "f16x2", "bf16", "bf16x2"):
+        operation += ".noftz"
+    associative = (operation in ASSOCIATIVE and not _is_float(kind)) or operation == "exch"
+    combine = _combiner(operation, kind, space, context)
+    return Atomic(space, kind, 1, combine, associative, (Sink(),), Address(None), (Sink(),), None)
+
+
+def _is_float(kind: str) -> bool:
+    return "f" in kind
+
+
+def _combiner(operation: str, kind: str, space: str, context: Context) -> Callable[[Array, Array, Array], Array]:
+    """Return the function that computes the new value of an atomic operation."""
+    if operation == "exch":
+        return lambda old, b, c: b
+    if operation == "cas":
+        return lambda old, b, c: jnp.where(old == b, c, old)
+    if operation == "inc":
+        return lambda old, b, c: jnp.where(old >= b, np.uint32(0), old + np.uint32(1))
+    if operation == "dec":
+        return lambda old, b, c: jnp.where((old == 0) | (old > b), b, old - np.uint32(1))
+    opcode = ATOMIC_OPERATIONS[operation, kind] or ""
+    if (operation, kind) == ("add", "f32") and not space.startswith("shared"):
+        opcode = "add.rn.ftz.f32"  # flushes subnormals in global memory: 9.7.13.5
+    prepare = scalars.PREPARE[opcode.partition(".")[0]]
+    operation_bits = prepare(Statement(opcode, (Sink(), Sink(), Sink()), None, context.function.position), context)
+    assert isinstance(operation_bits, Operation)
+    return lambda old, b, c: operation_bits.compute(old, b)[0]
+
+
+def prepare_atomic(statement: Statement, context: Context) -> Step:
+    """Prepare an `atom` or `red`."""
+    return Step(execute_atomic(parse_atomic(statement, context)))
+
+
+def execute_atomic(atomic: Atomic) -> Callable[[Machine], Machine]:
+    """Return the function that applies an atomic operation of the active threads."""
+    size = KINDS[atomic.kind].bits // 8
+
+    def apply(machine: Machine) -> Machine:
+        start = machine.address(atomic.address)
+        c = machine.read(atomic.c, atomic.kind) if atomic.c is not None else jnp.uint32(0)
+        for i, (destination, operand) in enumerate(zip(atomic.destination, atomic.b, strict=True)):
+            address = start + np.uint64(i * size)
+            parts, machine = machine.split_access(atomic.space, address, size, atomic.elements * size if i == 0 else size)
+            b, found = machine.read(operand, atomic.kind), jnp.zeros(machine.active.shape, jnp.uint64 if size == 8 else jnp.uint32)
+            for room, word_index, mask in parts:
+                requests = AtomicRequests(word_index, address, b, jnp.broadcast_to(c, b.shape), mask)
+                words, old = apply_atomic(atomic, machine.words(room), requests)
+                machine = machine.with_words(room, words)
+                if room == "shared":
+                    machine = checks.order_blocks(checks.mark_written(machine, word_index, address, size, mask))
+                found = jnp.where(mask, old, found)
+            machine = machine.write(destination, atomic.kind, found)
+        return clusters.order_cluster(machine)
+
+    return apply
+
+
+class AtomicRequests(NamedTuple):
+    """The operations of all threads."""
+
+    word_index: Array
+    address: Array
+    b: Array
+    c: Array
+    mask: Array  # the threads that take part
+
+
+def apply_atomic(atomic: Atomic, words: Array, lanes: AtomicRequests) -> tuple[Array, Array]:
+    """Apply the operations of all threads; return the words, and the old value that each thread found, [blocks, threads]."""
+    shape, count, bits = lanes.word_index.shape, lanes.word_index.size, KINDS[atomic.kind].bits
+    lanes = AtomicRequests(*(each.ravel() for each in lanes))
+    byte = lanes.word_index.astype(jnp.int64) * 4 + (lanes.address & np.uint64(3)).astype(jnp.int64)
+    key = jnp.where(lanes.mask, byte, np.int64(1) << 40)
+    order = jnp.argsort(key, stable=True)
+    lanes, key = AtomicRequests(*(each[order] for each in lanes)), key[order]
+    place = jnp.arange(count)
+    first = jnp.concatenate([jnp.ones(1, bool), key[1:] != key[:-1]])
+    rank = place - lax.cummax(jnp.where(first, place, 0))  # threads before it at its address
+    end = words.shape[0]
+
+    def read_values(words: Array) -> Array:
+        found = device_memory.gather_words(words, lanes.word_index, 2 if bits == 64 else 1)
+        return device_memory.extract_element(found, lanes.address, bits)
+
+    def write_values(words: Array, value: Array, mask: Array) -> Array:
+        index = jnp.where(mask, lanes.word_index, end)
+        return device_memory.scatter_element(words, index, lanes.address, value, mask, bits, exclusive=True)
+
+    if atomic.associative:
+        totals = _prefix_totals(atomic.combine, lanes.b, rank)
+        preceding = jnp.roll(totals, 1)
+        old = read_values(words)
+        new = atomic.combine(old, totals, lanes.c)
+        old = jnp.where(rank > 0, atomic.combine(old, preceding, lanes.c), old)
+        words = write_values(words, new, lanes.mask & jnp.roll(first, -1).at[-1].set(True))
+    else:
+        words, old = _apply_serially(atomic, words, lanes, rank, read_values, write_values)
+    return words, jnp.zeros_like(old).at[order].set(old).reshape(shape)
+
+
+def _prefix_totals(combine: Callable[[Array, Array, Array], Array], values: Array, rank: Array) -> Array:
+    """Combine the values of each thread and of the threads before it at its address."""
+
+    def combine_distance(i: Array, totals: Array) -> Array:
+        distance = jnp.left_shift(1, i)
+        return jnp.where(rank >= distance, combine(jnp.roll(totals, distance), totals, totals), totals)
+
+    return lax.fori_loop(0, max(values.size - 1, 1).bit_length(), combine_distance, values)
+
+
+def _apply_serially(
+    atomic: Atomic,
+    words: Array,
+    lanes: AtomicRequests,
+    rank: Array,
+    read_values: Callable[[Array], Array],
+    write_values: Callable[[Array, Array, Array], Array],
+) -> tuple[Array, Array]:
+    """Apply first the operations that are first at their address, then the second ones, and so on."""
+    last = jnp.where(lanes.mask, rank, -1).max()
+
+    def apply_rank(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        number, words, old = carry
+        mask = lanes.mask & (rank == number)
+        current = read_values(words)
+        words = write_values(words, atomic.combine(current, lanes.b, lanes.c), mask)
+        return number + 1, words, jnp.where(mask, current, old)
+
+    start = (jnp.zeros((), rank.dtype), words, jnp.zeros_like(lanes.b))
+    _, words, old = lax.while_loop(lambda carry: carry[0] <= last, apply_rank, start)
+    return words, old
+
+
+PREPARE: dict[str, Prepare] = {
+    "ld": prepare_load,
+    "ldu": prepare_load,
+    "st": prepare_store,
+    "atom": prepare_atomic,
+    "red": prepare_atomic,
+}

@@ -1,0 +1,343 @@
+"""Asynchronous copies between global and shared memory: `cp.async` and `cp.async.bulk`. Those of tensors are in `tensor_copies`.
+
+A copy is made when it is issued, which is one of the outcomes that the manual allows. So the instructions that wait have no effect except
+in checked mode, see `tcemu.kernels.ptx.simt.shared_memory_checks`.
+
+A single thread issues a bulk copy. The issuing threads of a block follow one another, one thread of every block at a time, and `COPY_LANES`
+lanes per block move units of `UNIT_BYTES` bytes. Source: PTX ISA 9.7.9.25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tcemu.base.errors import Unsupported
+from tcemu.engine.isa.statement_table import Choices
+from tcemu.kernels.ptx.instruction_interface import Context, Step
+from tcemu.kernels.ptx.simt import shared_memory_checks as pending
+from tcemu.kernels.ptx.simt.device_memory import gather_words, locate_in_rooms, replace_rank, scatter_runs
+from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
+from tcemu.kernels.ptx.tensor.mbarriers import Arrivals, BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
+from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_fault
+from tcemu.kernels.ptx.text.module import Address, Negated, Operand, Register, Statement
+
+if TYPE_CHECKING:
+    from tcemu.kernels.ptx.simt.machine import Machine
+
+UNIT_BYTES = 16  # bytes that a lane moves at a time
+UNIT_WORDS = UNIT_BYTES // 4
+COPY_LANES = 512  # lanes per block that move the units of a copy
+COPY_SECTION, BULK_SECTION = "PTX ISA 9.7.9.25.3", "PTX ISA 9.7.9.25.4"
+COPY_FORM = InstructionForm("cp.async", ("[] [] #{hint}", "[] [] # u32{hint}", "[] [] # pred{hint}"))
+ARRIVE_FORM = InstructionForm("cp.async.mbarrier.arrive", ("[]",))
+COMMIT_FORM = InstructionForm("cp.async.commit_group", ("",))
+WAIT_ALL_FORM = InstructionForm("cp.async.wait_all", ("",))
+WAIT_FORM = InstructionForm("cp.async.wait_group", ("#",))
+BULK_FORM = InstructionForm("cp.async.bulk", ("[] [] u32{barrier}{multicast}{hint}{mask}",))
+BULK_COMMIT_FORM = InstructionForm("cp.async.bulk.commit_group", ("",))
+BULK_WAIT_FORM = InstructionForm("cp.async.bulk.wait_group", ("#",))
+PREFETCH_FORM = InstructionForm("cp.async.bulk.prefetch", ("[] u32{hint}",))
+EMPTY_FORMS = (BULK_COMMIT_FORM, PREFETCH_FORM)
+COPY_FORMS = (COPY_FORM, ARRIVE_FORM, COMMIT_FORM, WAIT_FORM, WAIT_ALL_FORM, BULK_FORM, BULK_WAIT_FORM, *EMPTY_FORMS)
+COPY_SIZES = {"ca": (4, 8, 16), "cg": (16,)}  # sizes of a cp.async in bytes
+
+
+def prepare_copy(statement: Statement, context: Context) -> Step:
+    """Prepare every `cp.async` but those of tensors."""
+    form, choices = match_form(statement, context, COPY_FORMS)
+    if form in (WAIT_FORM, BULK_WAIT_FORM):
+        groups = constant_operand(statement.operands[0], "the number of groups that may stay pending", form.section)
+        if groups < 0:
+            raise Unsupported(f"the number of groups that may stay pending must be 0 or more. {form.section}")
+        return Step(lambda machine: pending.wait_group(machine, groups) if form is WAIT_FORM else machine)
+    if form is WAIT_ALL_FORM:
+        return Step(lambda machine: pending.wait_group(machine, None))
+    if form is COMMIT_FORM:
+        return Step(pending.commit_group)
+    if form in EMPTY_FORMS:
+        return Step(lambda machine: machine)
+    if form is ARRIVE_FORM:
+        return _prepare_arrival(statement, arrive if choices["noinc"] else arrive_after_copies, context.checked)
+    if form is BULK_FORM:
+        return _prepare_bulk(statement, choices, context)
+    return _prepare_small(statement, choices, context)
+
+
+def _require_address(operand: Operand) -> Address:
+    if not isinstance(operand, Address):
+        raise Unsupported(f"an address must be in brackets. {COPY_SECTION}")
+    return operand
+
+
+def _prepare_arrival(statement: Statement, update: BarrierUpdate, checked: bool) -> Step:
+    """Prepare `cp.async.mbarrier.arrive`: the thread arrives, because its copies have completed."""
+    address = _require_address(statement.operands[0])
+
+    def execute(machine: Machine) -> Machine:
+        machine = pending.wait_group(machine, None)
+        arrivals = Arrivals(machine.address(address), jnp.ones(machine.active.shape, jnp.int64))
+        return update_barriers(machine, statement, update, arrivals, checked)[1]
+
+    return Step(execute)
+
+
+# ---- cp.async
+
+
+def _prepare_small(statement: Statement, choices: Choices, context: Context) -> Step:
+    """Prepare `cp.async` of 4, 8 or 16 bytes. Bytes beyond src-size, and all bytes under ignore-src, become zeros and are not read."""
+    target, source = (_require_address(operand) for operand in statement.operands[:2])
+    size = constant_operand(statement.operands[2], "cp-size", COPY_SECTION)
+    sizes = COPY_SIZES[choices["cache"] or ""]
+    if size not in sizes:
+        raise Unsupported(f"cp-size is {size}; expected {' or '.join(map(str, sizes))}. {COPY_SECTION}")
+    optional = statement.operands[3 : None if choices["hint"] is None else -1]
+    limit = optional[0] if optional else None
+    ignores = isinstance(limit, Negated) or (isinstance(limit, Register) and context.function.registers.get(limit.name) == "pred")
+
+    def execute(machine: Machine) -> Machine:
+        count = _bytes_read(machine, limit, ignores, size)
+        values, machine = _read_words(machine, machine.address(source), count, size, partial=limit is not None and not ignores)
+        machine = machine.store("shared", machine.address(target), "b32", values)
+        if pending.COPY_KEY not in machine.extra:
+            return machine
+        places, valid, machine = machine.locate("shared", machine.address(target), size)
+        return replace(pending.record_copies(machine.restrict_active(valid), places.first_word, size // 4), active=machine.active)
+
+    return Step(execute)
+
+
+def _bytes_read(machine: Machine, limit: Operand | None, ignores: bool, size: int) -> Array:
+    """Return the number of bytes that each thread reads, int64[blocks, threads]."""
+    if limit is None:
+        return jnp.full(machine.active.shape, size, jnp.int64)
+    if ignores:
+        return jnp.where(machine.read(limit, "pred"), 0, size)
+    return jnp.minimum(machine.read(limit, "u32").astype(jnp.int64), size)
+
+
+def _read_words(machine: Machine, address: Array, count: Array, size: int, *, partial: bool) -> tuple[tuple[Array, ...], Machine]:
+    """Read the words of a copy, zeros beyond `count` bytes; partial: `count` may be any number of bytes."""
+    active, words = machine.active, size // 4
+
+    def read_byte(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+        values, found = state
+        lanes = replace(machine, active=active & (i < count) & (count < size), faults=found)
+        (byte,), lanes = lanes.load("global", address + i.astype(jnp.uint64), "b8")
+        return values.at[i // 4].set(values[i // 4] | byte << (i % 4 * 8).astype(jnp.uint32)), lanes.faults
+
+    def read_bytes(faults: Any) -> tuple[Array, Any]:  # a loop, since every byte that is written out is compiled
+        return lax.fori_loop(0, size, read_byte, (nothing, faults))
+
+    values, machine = replace(machine, active=active & (count == size)).load("global", address, "b32", words)
+    machine = replace(machine, active=active)
+    if not partial:
+        return values, machine
+    nothing = jnp.zeros((words, *active.shape), jnp.uint32)
+    has_partial = (active & (count > 0) & (count < size)).any()
+    others, faults = lax.cond(has_partial, read_bytes, lambda faults: (nothing, faults), machine.faults)
+    return tuple(value | other for value, other in zip(values, others, strict=True)), replace(machine, faults=faults)
+
+
+# ---- bulk copies: the issuing threads of a block one after the other, and lanes that move units
+
+CopyValues = dict[str, Array]  # values of the issuing threads by name
+
+
+def issue_copies(machine: Machine, values: CopyValues, body: Callable[[Machine, CopyValues], Machine]) -> Machine:
+    """Apply `body` for each active thread, in the order of their numbers, one thread of every block at a time.
+
+    Args:
+        machine: The machine.
+        values: Values of the threads, [blocks, threads, ...].
+        body: Function of the machine and the values of the issuing threads, [blocks, ...], among them "live": the block has an issuing
+            thread in this iteration. It may change only the memory.
+
+    Returns:
+        The machine.
+    """
+    order = jnp.argsort(~machine.active, axis=1, stable=True)
+    iterations = machine.active.sum(axis=1)
+
+    def issue(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        iteration, memories = state
+        thread = order[:, iteration]
+        copy = jax.tree.map(lambda x: x[jnp.arange(thread.shape[0]), thread], values)
+        return iteration + 1, _memories(body(_replace_memories(machine, memories), copy | {"live": iteration < iterations}))
+
+    start = jnp.zeros((), iterations.dtype), _memories(machine)
+    return _replace_memories(machine, lax.while_loop(lambda state: state[0] < iterations.max(), issue, start)[1])
+
+
+def carry_units(machine: Machine, units: Array, body: Callable[[Machine, Array, Array], Machine]) -> Machine:
+    """Apply `body` to the units of 16 bytes of each block's copy.
+
+    Args:
+        machine: The machine.
+        units: Number of units of each block's copy, int64[blocks].
+        body: Function of the machine, the indices of units int64[1, lanes], and bool[blocks, lanes], the units that a block has. It may
+            change only the memory.
+
+    Returns:
+        The machine.
+    """
+
+    def carry(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        first, memories = state
+        unit = first + jnp.arange(COPY_LANES)[None]
+        return first + COPY_LANES, _memories(body(_replace_memories(machine, memories), unit, unit < units[:, None]))
+
+    start = jnp.zeros((), jnp.int64), _memories(machine)
+    return _replace_memories(machine, lax.while_loop(lambda state: state[0] < units.max(), carry, start)[1])
+
+
+def _memories(machine: Machine) -> tuple[Array, Array]:
+    return machine.memory, machine.shared
+
+
+def _replace_memories(machine: Machine, memories: tuple[Array, Array]) -> Machine:
+    return replace(machine, memory=memories[0], shared=memories[1])
+
+
+def copy_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array) -> Machine:
+    """Copy 16 bytes for each active lane from `source` to `target`, uint64[blocks, lanes], in the spaces of source and target.
+
+    The addresses must be valid, see `check_ranges`.
+    """
+    values = load_units(machine, spaces[0], source)
+    return store_units(machine, spaces[1], values, target, active)
+
+
+def load_units(machine: Machine, space: str, source: Array) -> list[Array]:
+    """Return the four words of each lane at `source`, uint64[blocks, lanes]."""
+    return gather_words(*unit_words(machine, space, source), UNIT_WORDS)
+
+
+def store_units(machine: Machine, space: str, values: list[Array], target: Array, active: Array) -> Machine:
+    """Store the four words of each active lane at `target`, uint64[blocks, lanes]."""
+    words, index = unit_words(machine, space, target)
+    return machine.with_words(space, scatter_runs(words, index, values, active))
+
+
+def _copy_masked_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array, mask: Array) -> Machine:
+    """Copy as `copy_units`, and of each 16 bytes only those whose bits are set in `mask`."""
+    values = []
+    for i, (fresh, old) in enumerate(zip(load_units(machine, spaces[0], source), load_units(machine, spaces[1], target), strict=True)):
+        bits = sum((mask >> np.uint32(4 * i + byte) & np.uint32(1)) * np.uint32(0xFF << 8 * byte) for byte in range(4))
+        values.append(fresh & bits | old & ~bits)
+    return store_units(machine, spaces[1], values, target, active)
+
+
+def each_destination(machine: Machine, mask: Array | None) -> Iterator[tuple[Array | None, Array | None]]:
+    """Yield the ranks that a copy goes to, and whether each of its blocks' copies goes there.
+
+    Args:
+        machine: The machine.
+        mask: The masks of a multicast copy, uint32 of any shape; None: the copy goes to the block of its address alone.
+    """
+    if mask is None:
+        yield None, None
+        return
+    for rank in range(machine.cluster_size):
+        yield jnp.full(mask.shape, rank, jnp.uint32), (mask >> np.uint32(rank)) & np.uint32(1) != 0
+
+
+def unit_words(machine: Machine, space: str, address: Array) -> tuple[Array, Array]:
+    """Return the words of a space, and the indices of the words at addresses uint64[blocks, lanes]."""
+    if space == "global":
+        return machine.words(space), locate_in_rooms(machine.rooms, address, UNIT_BYTES).first_word
+    return machine.words(space), shared_word_indices(machine, address)
+
+
+def shared_word_indices(machine: Machine, address: Array) -> Array:
+    """Return the indices, in the shared memory of all blocks, of the words at addresses uint64[blocks, lanes]."""
+    return machine.locate_shared(address, UNIT_BYTES).first_word
+
+
+def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> tuple[Array, Machine]:
+    """Check that ranges of `size` bytes, multiples of `unit`, are within memory and aligned to units.
+
+    Returns:
+        The threads whose ranges are valid, and the machine with the faults of the others noted.
+    """
+    _, first_valid, machine = machine.locate(space, address, unit)
+    last = address + jnp.maximum(size, unit).astype(jnp.uint64) - np.uint64(unit)
+    _, last_valid, machine = machine.locate(space, last, unit)
+    return first_valid & last_valid, machine
+
+
+def _prepare_bulk(statement: Statement, choices: Choices, context: Context) -> Step:
+    """Prepare `cp.async.bulk` between global and shared memory, or between the shared memory of blocks of a cluster."""
+    to_global = choices["to"] == "global"
+    target, source = (_require_address(operand) for operand in statement.operands[:2])
+    barrier = None if to_global else _require_address(statement.operands[3])
+    mask = statement.operands[4] if choices["multicast"] else None
+    from_space, to_space = ("global" if choices[name] == "global" else "shared::cluster" for name in ("from", "to"))
+    bad_size = Message(f"the size must be a multiple of {UNIT_BYTES} bytes. {BULK_SECTION}", Misaligned)
+
+    def execute(machine: Machine) -> Machine:
+        active = machine.active
+        size = machine.read(statement.operands[2], "u32").astype(jnp.int64)
+        machine = note_fault(machine, size % UNIT_BYTES != 0, bad_size, statement)
+        machine = replace(machine, active=active & (size % UNIT_BYTES == 0) & (size > 0))
+        values = {"units": size // UNIT_BYTES}
+        for name, space, address in (("source", from_space, source), ("target", to_space, target)):
+            values[name] = machine.address(address)
+            valid, machine = check_ranges(machine, space, values[name], size)
+            machine = replace(machine, active=valid)
+        if choices["mask"]:
+            values["bytes"] = machine.read(statement.operands[-1], "b16").astype(jnp.uint32)
+        if mask is not None:
+            values["mask"], machine = read_multicast_mask(machine, statement, mask, BULK_SECTION)
+        machine = issue_copies(machine, values, partial(_copy_ranges, spaces=(from_space, to_space)))
+        if barrier is not None:
+            machine = complete_copies(machine, statement, machine.address(barrier), size, values.get("mask"), context.checked)
+        return replace(machine, active=active)
+
+    return Step(execute)
+
+
+def read_multicast_mask(machine: Machine, statement: Statement, operand: Operand, section: str) -> tuple[Array, Machine]:
+    """Read the masks of multicast copies, uint32[blocks, threads]. A bit of a rank that the cluster does not have is a fault."""
+    mask = machine.read(operand, "b16").astype(jnp.uint32)
+    beyond = mask >> np.uint32(machine.cluster_size) != 0
+    message = f"the multicast mask names a block that the cluster does not have. {section}"
+    machine = note_fault(machine, beyond, Message(message, OutOfBounds), statement)
+    return mask, machine.restrict_active(~beyond)
+
+
+def complete_copies(machine: Machine, statement: Statement, barrier: Array, size: Array, mask: Array | None, checked: bool) -> Machine:
+    """Complete the bytes of copies at their barrier; those of a multicast copy at the barrier of the same offset in each destination."""
+    active = machine.active
+    for rank, goes in each_destination(machine, mask):
+        address = barrier if rank is None else replace_rank(barrier, rank)
+        machine = machine if goes is None else replace(machine, active=active & goes)
+        machine = update_barriers(machine, statement, complete_bytes, Arrivals(address, size), checked)[1]
+    return replace(machine, active=active)
+
+
+def _copy_ranges(machine: Machine, copy: CopyValues, *, spaces: tuple[str, str]) -> Machine:
+    """Make one copy for each block that has one."""
+
+    def copy_range(machine: Machine, unit: Array, present: Array) -> Machine:
+        offset = unit.astype(jnp.uint64) * np.uint64(UNIT_BYTES)
+        source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
+        mask = copy["mask"][:, None] if "mask" in copy else None
+        for rank, goes in each_destination(machine, mask):
+            address = target if rank is None else replace_rank(target, rank)
+            there = present if goes is None else present & goes
+            if "bytes" in copy:
+                machine = _copy_masked_units(machine, spaces, source, address, there, copy["bytes"][:, None])
+            else:
+                machine = copy_units(machine, spaces, source, address, there)
+        return machine
+
+    return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), copy_range)

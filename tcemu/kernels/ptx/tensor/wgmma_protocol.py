@@ -1,0 +1,182 @@
+"""Checked mode: the asynchronous protocol of wgmma, in the order in which warps execute statements.
+
+A product is computed when it is issued, so values do not show its hazards. The host therefore follows, statement by statement and also
+through loops, which registers are used and which warps have executed which fence, commit and wait. Only statements that use a register of
+some product are followed. The rules are those of `tcemu.instructions.Warpgroup`. Source: PTX ISA 9.7.15.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tcemu.base.errors import UndefinedBehaviour
+from tcemu.engine.isa.families import LANES, Wgmma
+from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
+from tcemu.kernels.ptx.text.module import Operand, Register, nested_operands
+
+FENCE_SECTION, WAIT_SECTION = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
+DescribePlace = Callable[[LinkedStatement, int, int], str]  # describes a line, a block and a thread
+
+
+@dataclass(frozen=True)
+class RegisterUse:
+    """The accesses of a line to registers of products, by the indices of the registers."""
+
+    bound: BoundStatement | None = None  # a wgmma statement
+    d: tuple[int, ...] = ()  # accumulator of a product
+    a: tuple[int, ...] = ()  # A of a product
+    uses: tuple[int, ...] = ()  # registers of another statement
+    copied: tuple[int, int] | None = None  # source and destination of a `mov`
+
+
+@dataclass
+class WgmmaProtocol:
+    """The protocol state of the warps of a chunk of blocks.
+
+    Register state, arrays [registers, blocks, warps]:
+        accumulator_group, a_group: number, from 1, of the group of the last product that uses it as accumulator or as A; 0 for none.
+        shape: n of the product's shape since the last fence; 0 for none.
+        touched: threads have used it since the last fence.
+    Warp state, arrays [blocks, warps]:
+        groups: number of committed groups.
+        done: number of groups that the warp has waited for.
+        fenced: the warp has executed a fence.
+    """
+
+    lines: dict[int, RegisterUse]  # by line number
+    count: int  # number of registers
+    where: DescribePlace
+    blocks: tuple[int, int]  # blocks of the chunk, warps of a block
+    state: dict[str, np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        register_shape = (self.count, *self.blocks)
+        self.state = {name: np.zeros(register_shape, np.int64) for name in ("accumulator_group", "a_group", "shape")}
+        self.state |= {"touched": np.zeros(register_shape, bool), "fenced": np.zeros(self.blocks, bool)}
+        self.state |= {name: np.zeros(self.blocks, np.int64) for name in ("groups", "done")}
+
+    def __call__(self, event: ExecutedStatement) -> None:
+        """Follow a statement that threads have executed. Raises UndefinedBehaviour."""
+        line = event.linked
+        use = self.lines.get(line.number)
+        if use is None:
+            return
+        warps = np.asarray(event.executing().reshape(*self.blocks, LANES).any(-1))
+        if use.bound is None:
+            self._check_use(line, use, warps)
+        elif use.bound.op.family in ("wgmma", "wgmma.sp"):
+            self._check_product(line, use, use.bound, warps)
+        else:
+            self._apply_ordering(use.bound, warps)
+
+    def _apply_ordering(self, bound: BoundStatement, warps: np.ndarray) -> None:
+        state, family = self.state, bound.op.family
+        if family == "wgmma.fence":
+            state["fenced"] |= warps
+            state["touched"] &= ~warps
+            state["shape"] *= ~warps
+        elif family == "wgmma.commit_group":
+            state["groups"] += warps
+        else:
+            waited = state["groups"] - bound.integer("n", 0)
+            state["done"] = np.where(warps, np.maximum(state["done"], waited), state["done"])
+
+    def _check_product(self, line: LinkedStatement, use: RegisterUse, bound: BoundStatement, warps: np.ndarray) -> None:
+        state, op, d, a = self.state, bound.op, list(use.d), list(use.a)
+        self._forbid(line, warps & ~state["fenced"], f"it is issued before any wgmma.fence. {FENCE_SECTION}")
+        for registers, role in ((d, "accumulator"), (a, "A")):
+            touched = state["touched"][registers].any(0)
+            message = f"a thread has used a register of its {role} since the last wgmma.fence. {FENCE_SECTION}"
+            self._forbid(line, warps & touched, message)
+        shape = state["shape"][d]
+        differs = ((shape != 0) & (shape != op.n)).any(0)
+        message = f"its accumulator belonged to a product of another shape since the last wgmma.fence. {FENCE_SECTION}"
+        self._forbid(line, warps & differs, message)
+        message = f"its A is the accumulator of a pending product; wait for its group. {WAIT_SECTION}"
+        self._forbid(line, warps & self._is_pending("accumulator_group", a), message)
+        message = f"its accumulator holds the A of a pending product; wait for its group. {WAIT_SECTION}"
+        self._forbid(line, warps & self._is_pending("a_group", d), message)
+        group = state["groups"] + 1
+        for name, registers in (("accumulator_group", d), ("a_group", a)):
+            state[name][registers] = np.where(warps, group, state[name][registers])
+        state["shape"][d] = np.where(warps, op.n, shape)
+
+    def _is_pending(self, name: str, registers: list[int]) -> np.ndarray:
+        """Return bool[blocks, warps], True where a product that the warp has not waited for uses one of the registers."""
+        return np.asarray((self.state[name][registers] > self.state["done"]).any(0))
+
+    def _check_use(self, line: LinkedStatement, use: RegisterUse, warps: np.ndarray) -> None:
+        """Check the use of registers by threads. A `mov` between registers, which compilers insert, copies the state of its source."""
+        state, uses, must_wait = self.state, list(use.uses), f"wgmma.wait_group must cover its group. {WAIT_SECTION}"
+        if use.copied is not None:
+            source, target = use.copied
+            for name in ("accumulator_group", "a_group"):
+                overwritten = self._is_pending(name, [target]) & ~self._is_pending(name, [source])
+                self._forbid(line, warps & overwritten, f"a register of a pending product is written; {must_wait}")
+            for name in ("accumulator_group", "a_group", "shape", "touched"):
+                state[name][target] = np.where(warps, state[name][source], state[name][target])
+            return
+        pending = self._is_pending("accumulator_group", uses) | self._is_pending("a_group", uses)
+        self._forbid(line, warps & pending, f"a register of a pending product is used; {must_wait}")
+        state["touched"][uses] |= warps
+
+    def _forbid(self, line: LinkedStatement, wrong: np.ndarray, message: str) -> None:
+        if wrong.any():
+            block, warp = np.argwhere(wrong)[0]
+            raise UndefinedBehaviour(f"{self.where(line, int(block), int(warp) * LANES)}: {message}")
+
+
+def wgmma_protocol(kernel: Kernel, shape: tuple[int, int], where: DescribePlace) -> WgmmaProtocol | None:
+    """Return the protocol state of a chunk of `shape` (blocks, threads), or None if the kernel is not checked or has no wgmma products."""
+    if not any(line.context.checked for line in kernel.statements):
+        return None
+    bound = {line.number: bind_operands(line.statement, line.context) for line in kernel.statements if line.statement.name == "wgmma"}
+    if not any(isinstance(statement.op, Wgmma) for statement in bound.values()):
+        return None
+    product_registers = {
+        line.number: [
+            tuple(_register_names(line, vector_elements(bound[line.number].operands[name]))) if name in bound[line.number].operands else ()
+            for name in "da"
+        ]
+        for line in kernel.statements
+        if line.number in bound
+    }
+    tracked = {name for operands in product_registers.values() for names in operands for name in names}
+    copies = {line.number: names for line in kernel.statements if (names := _copied_registers(line)) is not None}
+    while True:
+        reached = {name for pair in copies.values() if tracked & set(pair) for name in pair} - tracked
+        if not reached:
+            break
+        tracked |= reached
+    index = {name: i for i, name in enumerate(sorted(tracked))}
+    lines: dict[int, RegisterUse] = {}
+    for line in kernel.statements:
+        if line.number in bound:
+            d, a = (tuple(index[name] for name in names) for names in product_registers[line.number])
+            lines[line.number] = RegisterUse(bound[line.number], d, a)
+            continue
+        uses = tuple(dict.fromkeys(index[name] for name in _register_names(line, line.statement.operands) if name in index))
+        if uses:
+            pair = copies.get(line.number)
+            copied = (index[pair[1]], index[pair[0]]) if pair is not None and pair[0] in index else None
+            lines[line.number] = RegisterUse(uses=uses, copied=copied)
+    return WgmmaProtocol(lines, len(index), where, (shape[0], shape[1] // LANES))
+
+
+def _copied_registers(line: LinkedStatement) -> tuple[str, str] | None:
+    """Return the destination and the source of a `mov` between two registers, or None for another statement."""
+    operands = line.statement.operands
+    if line.statement.name != "mov" or not all(isinstance(operand, Register) for operand in operands):
+        return None
+    target, source = _register_names(line, operands)
+    return target, source
+
+
+def _register_names(line: LinkedStatement, operands: Iterable[Operand]) -> list[str]:
+    """Return the qualified names of the registers of operands."""
+    return [line.names.qualified_name(operand) for operand in nested_operands(tuple(operands)) if isinstance(operand, Register)]

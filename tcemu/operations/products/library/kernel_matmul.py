@@ -1,0 +1,100 @@
+"""`matmul` by a kernel recipe: checks of arguments, the bits, and the derivatives of the plain product."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from tcemu.base.gradients import straight_through
+from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.float_arrays import to_float
+from tcemu.engine.formats.number_formats import ARRAY_FORMATS, Format
+from tcemu.operations.products.differentiable import attach_derivative
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe
+from tcemu.operations.products.library.kernel_sums import epilogue_operands, kernel_output_codes, operand_codes
+from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, is_broadcastable, product_shape
+
+Floats = Array | np.ndarray
+
+
+class KernelOperands(NamedTuple):
+    """The operands of a product by a kernel recipe, floats."""
+
+    a: Floats  # [..., M, K]
+    b: Floats  # [..., K, N]
+    bias: Floats | None
+    scale_a: Floats | None
+    scale_b: Floats | None
+
+
+def matmul_with_kernel(recipe: KernelRecipe, given: KernelOperands, dtype: DTypeLike) -> Array:
+    """Computes A·B as the recipe's kernel adds it: see `tcemu.matmul`. Raises TypeError or ValueError for unfit operands."""
+    target = ARRAY_FORMATS[check_float_dtype(dtype)]
+    shape = product_shape(given.a.shape, given.b.shape, None if given.bias is None else given.bias.shape, names=("a", "b", "bias"))
+    _check_operands(recipe, given, shape)
+    if 0 in shape:
+        return jnp.zeros(shape, dtype)
+    operands = jax.tree.map(lambda x: as_jax_array(x, round_to_odd=recipe.cast == "RN"), given)  # these round as NumPy's float64 would
+
+    def bits(given: KernelOperands) -> Array:
+        a, b = operand_codes(recipe.a, recipe.cast, given.a), operand_codes(recipe.b, recipe.cast, given.b)
+        codes = kernel_output_codes(recipe, a, b, epilogue_operands(recipe.epilogue, (given.scale_a, given.scale_b), given.bias))
+        codes = codes if recipe.dtype == target else convert(recipe.dtype, target, codes)
+        return lax.bitcast_convert_type(codes, np.dtype(dtype))
+
+    return straight_through(bits, lambda given: _smooth_product(recipe, given), operands)
+
+
+def _check_operands(recipe: KernelRecipe, given: KernelOperands, shape: tuple[int, ...]) -> None:
+    conditions, k = recipe.conditions, given.a.shape[-1]
+    if k != recipe.k:
+        raise ValueError(
+            f"a is {list(given.a.shape)}, so K is {k}; this recipe is for K = {recipe.k}, and the order for another K may differ"
+        )
+    for name, size, expected in (("M", shape[-2], conditions.m), ("N", shape[-1], conditions.n)):
+        if expected is not None and size != expected:
+            raise ValueError(
+                f"{name} is {size}, and this recipe was observed at {name} = {expected}; another shape may get another kernel. "
+                "recipe.of_any_shape() computes some rows and columns of that product, or the product by this kernel"
+            )
+    rows = {"scale_a": (shape[-2], 1), "scale_b": (1, shape[-1])}
+    for name, scale in (("scale_a", given.scale_a), ("scale_b", given.scale_b)):
+        if scale is None:
+            continue
+        if not recipe.epilogue.scaled:
+            raise ValueError(f"{name}: this recipe's epilogue is not scaled; leave it out, or give the recipe Epilogue(scaled=True)")
+        if scale.size == 1 and conditions.scales != "rows":
+            continue
+        if conditions.scales == "tensor" or scale.shape[-2:] != rows[name] or not is_broadcastable(scale.shape, shape):
+            expected = {"tensor": "one number", "rows": f"[..., {rows[name][0]}, {rows[name][1]}]"}
+            either = expected.get(conditions.scales or "", f"one number, or {expected['rows']}")
+            raise ValueError(
+                f"{name}: got shape {list(scale.shape)}; expected {either}"
+                + ("" if conditions.scales is None else f", as this recipe was observed with (conditions.scales={conditions.scales!r})")
+            )
+    if given.bias is not None and conditions.bias is not None:
+        per_column = given.bias.ndim < 2 or given.bias.shape[-2] == 1
+        if per_column != conditions.bias.endswith("columns") and shape[-2] != 1:
+            raise ValueError(f"bias: got shape {list(given.bias.shape)}; this recipe was observed with a bias in {conditions.bias}")
+
+
+def _smooth_product(recipe: KernelRecipe, given: KernelOperands) -> Array:
+    """Multiplies the rounded operands in plain f32. Roundings count as identity."""
+
+    def rounded(fmt: Format, x: Array) -> Array:
+        value = to_float(fmt, operand_codes(fmt, recipe.cast, lax.stop_gradient(x)))
+        return attach_derivative(value, x.astype(jnp.float32))
+
+    a, b = rounded(recipe.a, jnp.asarray(given.a)), rounded(recipe.b, jnp.asarray(given.b))
+    k = recipe.slices.used
+    total = jnp.matmul(a[..., :k], b[..., :k, :], precision=lax.Precision.HIGHEST)
+    total *= recipe.epilogue.alpha
+    for scale in (given.scale_a, given.scale_b):
+        if scale is not None:
+            total = total * (jnp.reshape(scale, ()) if scale.size == 1 else scale).astype(jnp.float32)
+    return total if given.bias is None else total + recipe.epilogue.beta * given.bias.astype(jnp.float32)

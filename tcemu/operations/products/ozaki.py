@@ -1,0 +1,176 @@
+"""Ozaki's schemes: f64 and f32 products from exact products of small integers, which int8 or FP8 instructions compute.
+
+The first scheme cuts operands into slices (`tcemu.operations.products.ozaki_slices`), the second multiplies modulo small integers
+(`tcemu.operations.products.ozaki_moduli`). `ROWS` has the recipes of both, each with its source.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
+
+from tcemu.base.gradients import straight_through
+from tcemu.base.saved_files import DamagedFile, check_members
+from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.float_arrays import array_codes
+from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32, F64, Format
+from tcemu.operations.products.ozaki_moduli import MODULAR_ROWS, OzakiModularRecipe, modular_product_codes
+from tcemu.operations.products.ozaki_slices import SLICE_ROWS, OzakiSliceRecipe, slice_product_codes
+from tcemu.operations.products.product_arguments import check_float_dtype, float_array, product_shape
+from tcemu.operations.products.recipe_json import construct, value_from_dict, value_to_dict
+from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
+
+OzakiRecipe = OzakiSliceRecipe | OzakiModularRecipe
+ROWS = SLICE_ROWS | MODULAR_ROWS
+
+
+def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) -> OzakiRecipe:
+    """Return one of the recipes by Ozaki's schemes: "ozaki_int8", "cublas_fixed_point", "ozaki2_int8", "ozaki2_fp8" and others.
+
+    Args:
+        name: The name, also with its target, as "ozaki_int8 on H100".
+        target: The GPU; None: one that has the instruction.
+        **changes: Other fields of the `OzakiSliceRecipe` or `OzakiModularRecipe`, as slices=6 or moduli=12.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ValueError: The name is unknown, or there are two targets.
+        Unsupported: The target has no such instruction.
+        NotModelled: There is no evidence for the instruction's arithmetic.
+
+    Source: the recipe's `source`.
+    """
+    named, target = split_target(name, target)
+    key = normal_name(named)
+    if key not in ROWS:
+        raise unknown_recipe("recipe", name, key, ROWS, "ozaki_int8 on H100")
+    row: Any = ROWS[key]
+    values: dict[str, Any] = row._asdict() | {
+        "op": row.op.format(a="s8", b="s8"),
+        "target": row.target if target is None else target,
+        "name": key,
+    }
+    return (OzakiSliceRecipe if key in SLICE_ROWS else OzakiModularRecipe)(**values | changes)
+
+
+def is_ozaki_recipe_name(name: str) -> bool:
+    """Return True if a text names a recipe by one of Ozaki's schemes, with or without its target."""
+    return normal_name(name.partition(" on ")[0]) in ROWS
+
+
+@lru_cache(maxsize=64)
+def cached_ozaki_recipe(name: str) -> OzakiRecipe:
+    """Return the recipe of a name; see `get_ozaki_recipe`."""
+    return get_ozaki_recipe(name)
+
+
+# ---- JSON
+
+SLICE_FIELDS = ("op", "target", "digits", "bits", "slices", "sums", "model", "name", "source")
+MODULAR_FIELDS = ("op", "target", "moduli", "scaling", "model", "name", "source")
+
+
+def ozaki_recipe_to_dict(recipe: OzakiRecipe) -> dict[str, Any]:
+    """Convert a recipe to plain values. Raises TypeError for a model with traced fields."""
+    values = {name: getattr(recipe, name) for name in (SLICE_FIELDS if isinstance(recipe, OzakiSliceRecipe) else MODULAR_FIELDS)}
+    if isinstance(recipe, OzakiModularRecipe):
+        values["moduli"] = list(recipe.moduli)
+    return values | {"op": str(recipe.op), "model": None if recipe.model is None else value_to_dict(recipe.model)}
+
+
+def ozaki_recipe_from_dict(data: Any) -> OzakiRecipe:
+    """Convert the plain values of `ozaki_recipe_to_dict` to their recipe. Raises ValueError."""
+    kind = "a recipe by Ozaki's scheme"
+    modular = isinstance(data, dict) and "moduli" in data
+    members = dict(check_members(kind, data, MODULAR_FIELDS if modular else SLICE_FIELDS))
+    texts = [members[name] for name in ("op", "target", "name", "source", *(("scaling",) if modular else ("digits", "sums")))]
+    if not all(isinstance(text, str) for text in texts):
+        raise DamagedFile(f"{kind}: got {str(texts)[:80]}; expected texts")
+    if modular:
+        if not isinstance(members["moduli"], list):
+            raise DamagedFile(f"{kind}: got moduli={str(members['moduli'])[:80]}; expected a list of integers")
+        members["moduli"] = tuple(members["moduli"])
+    if members["model"] is not None:
+        members["model"] = value_from_dict("model", Model, members["model"])
+    return construct(kind, lambda: (OzakiModularRecipe if modular else OzakiSliceRecipe)(**members))
+
+
+# ---- the product
+
+
+def ozaki_matmul_codes(a: Array, b: Array, recipe: OzakiRecipe | str) -> Array:
+    """Compute the f64 codes of A·B by one of Ozaki's schemes; for use under `jit` and `vmap`, where JAX has no float64.
+
+    Args:
+        a: f64 codes, uint32 [..., M, K, 2], the low word first.
+        b: f64 codes, uint32 [..., K, N, 2].
+        recipe: An `OzakiRecipe` or its name. Static under `jit`.
+
+    Returns:
+        f64 codes, uint32 [..., M, N, 2].
+
+    Raises:
+        ValueError: Shapes do not fit, K is too large for exact sums of slices, or the name is unknown.
+    """
+    recipe = cached_ozaki_recipe(recipe) if isinstance(recipe, str) else recipe
+    return _codes(recipe, F64, jnp.asarray(a), jnp.asarray(b))
+
+
+def ozaki_matmul(a: ArrayLike, b: ArrayLike, recipe: OzakiRecipe | str, *, dtype: DTypeLike | None = None) -> Array | np.ndarray:
+    """Multiply matrices by one of Ozaki's schemes.
+
+    Args:
+        a: Float array [..., M, K]; NumPy's float64 is used in full.
+        b: Float array [..., K, N].
+        recipe: An `OzakiRecipe` or its name, as "ozaki_int8 on H100".
+        dtype: float64 or a narrower float dtype; None: float64 if a or b is NumPy's float64, else float32.
+
+    Returns:
+        Array [..., M, N]; float64 is a NumPy array. Gradients of narrower results are those of the plain f32 product.
+
+    Raises:
+        TypeError: An argument holds no floats.
+        ValueError: Shapes do not fit, K is too large for exact sums of slices, or the name is unknown.
+    """
+    recipe = cached_ozaki_recipe(recipe) if isinstance(recipe, str) else recipe
+    left, right = float_array("a", a), float_array("b", b)
+    wide = any(np.dtype(x.dtype) == np.float64 for x in (left, right))
+    if np.dtype(dtype if dtype is not None else np.float64 if wide else np.float32) == np.float64:
+        codes = np.asarray(_codes(recipe, F64, _f64_codes(left), _f64_codes(right)))
+        return np.ascontiguousarray(codes).view(np.float64)[..., 0]
+    narrow = np.dtype(check_float_dtype(jnp.float32 if dtype is None else dtype))
+    target = ARRAY_FORMATS[narrow]
+    if wide:
+        codes = _codes(recipe, F32, _f64_codes(left), _f64_codes(right))
+        return lax.bitcast_convert_type(convert(F32, target, codes), narrow)
+
+    def words(given: tuple[Array, Array]) -> Array:
+        codes = _codes(recipe, F32, *map(_f64_codes, given))
+        return lax.bitcast_convert_type(convert(F32, target, codes), narrow)
+
+    smooth = lambda given: jnp.matmul(*(x.astype(jnp.float32) for x in given), precision=lax.Precision.HIGHEST)
+    return straight_through(words, smooth, (jnp.asarray(left), jnp.asarray(right)))
+
+
+def _f64_codes(x: Array | np.ndarray) -> Array:
+    source, codes = array_codes(x)
+    return codes if source == F64 else convert(source, F64, codes)
+
+
+def _codes(recipe: OzakiRecipe, result: Format, a: Array, b: Array) -> Array:
+    shape = product_shape(a.shape[:-1], b.shape[:-1])
+    if isinstance(recipe, OzakiSliceRecipe) and a.shape[-2] > recipe.max_k:
+        raise ValueError(f"a: K is {a.shape[-2]}; the sums of {recipe.bits}-bit digits are exact up to K = {recipe.max_k}: use fewer bits")
+    if 0 in shape or a.shape[-2] == 0:
+        return jnp.zeros((*shape, 2) if result == F64 else shape, jnp.uint32)
+    if isinstance(recipe, OzakiSliceRecipe):
+        return slice_product_codes(recipe, result, recipe.arithmetic, a, b)
+    return modular_product_codes(recipe, result, recipe.arithmetic, a, b)

@@ -1,0 +1,128 @@
+"""`identify` finds the arithmetics that give every word of each operation of one record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tcemu.base.results import Result, Table
+from tcemu.engine.isa.targets import resolve_target
+from tcemu.uses.drift.alignment import MOVEMENTS
+from tcemu.uses.drift.causes import MAX_TWINS, Side, explain_with_producers, fit_recipe
+from tcemu.uses.drift.locate import RecordSource
+from tcemu.uses.drift.records import Operation, Record, read_record
+from tcemu.uses.replay.order_candidates import TARGETS
+
+EXACT = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "select_n", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round")
+
+
+class IdentifiedOperation(NamedTuple):
+    """The arithmetics of one operation.
+
+    Attributes:
+        number: Its number in the run.
+        path: Path of the module.
+        name: Name of the operation.
+        elements: Number of words of its result.
+        arithmetic: The plainest arithmetic that gives every word, in words; else the nearest with its misses, or the reason for none.
+        twins: Further arithmetics that give every word.
+        recipe: Kernel recipe of the sum, as a JSON value; None without a sum.
+        is_explained: True if an arithmetic gives every word.
+    """
+
+    number: int
+    path: str
+    name: str
+    elements: int
+    arithmetic: str
+    twins: tuple[str, ...]
+    recipe: dict | None
+    is_explained: bool
+
+
+@dataclass(frozen=True)
+class Identification(Result):
+    """The arithmetics of the operations of one record.
+
+    Attributes:
+        record: Name of the record.
+        operations: The operations that compute, in order. Movements and exact operations are left out.
+    """
+
+    record: str
+    operations: tuple[IdentifiedOperation, ...]
+
+    @property
+    def unexplained(self) -> tuple[IdentifiedOperation, ...]:
+        """The operations of which no arithmetic gives every word."""
+        return tuple(line for line in self.operations if not line.is_explained)
+
+    def __str__(self) -> str:
+        counts = Counter((line.name, line.arithmetic) for line in self.operations if line.is_explained)
+        lines = [f"{self.record}: {len(self.operations) - len(self.unexplained)} of {len(self.operations)} operations are explained"]
+        lines += [f"  {count} {name}: {arithmetic}" for (name, arithmetic), count in counts.items()]
+        for line in self.unexplained:
+            where = f"{line.path}: " if line.path else ""
+            lines.append(f"  {line.number} {where}{line.name}: {line.arithmetic}")
+        return "\n".join(lines)
+
+    def table(self) -> Table:
+        """Return a table with a row for each operation."""
+        columns = ("operation", "path", "name", "elements", "explained", "arithmetic", "twins")
+        rows = tuple(
+            (line.number, line.path, line.name, line.elements, line.is_explained, line.arithmetic, len(line.twins))
+            for line in self.operations
+        )
+        return Table(f"arithmetics of {self.record}", columns, rows, {"unexplained": len(self.unexplained)})
+
+
+def identify(record: RecordSource, *, targets: Sequence[str] = TARGETS, names: Sequence[str] | None = None) -> Identification:
+    """Find the arithmetics that give every word of each operation of a record: the emulation of a whole run, operation by operation.
+
+    Args:
+        record: A record: a file, a finished recording, or its bytes.
+        targets: GPUs whose tensor cores are tried, as "H100"; () for none, which is much faster.
+        names: Names of the operations that are computed, as "aten.mm"; None: all that compute.
+
+    Returns:
+        An `Identification`.
+
+    Raises:
+        DamagedFile: The file is no record.
+        ValueError: A target is unknown.
+    """
+    run, resolved = read_record(record), tuple(resolve_target(target) for target in targets)
+    found = []
+    for operation in run.operations:
+        skipped = operation.name in (*MOVEMENTS, *EXACT) if names is None else operation.name not in names
+        if not skipped and operation.results and operation.results[0].dtype.startswith(("float", "bfloat")):
+            found.append(_identify_operation(run, operation, resolved))
+    return Identification(run.name, tuple(found))
+
+
+def _identify_operation(run: Record, operation: Operation, targets: tuple[str, ...]) -> IdentifiedOperation:
+    side = explain_operation(run, operation, targets)
+    fits = side.fits
+    words = [fit.words for fit in fits[: MAX_TWINS + 1]]
+    return IdentifiedOperation(
+        operation.index,
+        operation.path,
+        operation.name,
+        int(np.prod(operation.results[0].shape)),
+        side.words,
+        tuple(words[1:]),
+        fit_recipe(fits[0]) if fits else None,
+        bool(fits),
+    )
+
+
+def explain_operation(run: Record, operation: Operation, targets: tuple[str, ...]) -> Side:
+    """Explain the first result of an operation, if necessary with the operations before it, whose roundings may be missing."""
+    expected = run.value(operation.results[0])
+    if expected is None or operation.results[0].rows is not None:
+        return Side(problem="unexplained: the result was not kept")
+    return explain_with_producers(run, operation, expected, np.arange(min(64, expected.size)), targets)

@@ -1,0 +1,312 @@
+"""Mean and variance of rows in one pass, as the kernels of normalisations compute them, in NumPy's f32.
+
+Welford's update takes one element into a mean and a sum of squared differences. Chan's formula joins two such pairs. The kernels differ in
+the elements that a lane takes, in the order of the joins, and in the form of both formulas.
+
+Sources, all in PyTorch (pytorch/pytorch, aten/src/ATen/native): `cpu/moments_utils.h` (RowwiseMoments), `SharedReduceOps.h` (WelfordOps)
+with `cuda/block_reduce.cuh`, `cuda/layer_norm_kernel.cu`, `cuda/group_norm_kernel.cu`, `cuda/Normalization.cuh`,
+`cpu/batch_norm_kernel.cpp`, and `cpu/group_norm_kernel.cpp` before RowwiseMoments (sums of squares). The fma are those of GCC's build for
+AVX2, whose words PyTorch 2.13 gives, and of nvcc's build, whose words PyTorch 2.11 gave on an H100 (tests/golden/moments_h100.json.xz).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from tcemu.engine.formats.number_formats import F32 as NUMBERS
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
+from tcemu.uses.drift.sum_evaluation import fma_f32, sum_products
+from tcemu.uses.drift.summation import Summation
+from tcemu.uses.replay.order_candidates import JOINS
+
+VECTOR, CHUNK = 8, 16  # f32 lanes of a vector of PyTorch on a CPU, also with AVX-512; vectors of a chunk
+WARP = 32
+LANE_COUNTS, VECTORS = (8, 16, 32, 128), (1, 4)  # of sums of squares
+F32 = np.float32
+Pair = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean, sum of squared differences, number of elements
+
+
+class Moments(NamedTuple):
+    """The arithmetic of a mean and a variance in one pass.
+
+    Attributes:
+        algorithm: A key of ALGORITHMS.
+        summation: Order of the sums of x and of x², where the algorithm has them; else None.
+    """
+
+    algorithm: str
+    summation: Summation | None = None
+
+    def __str__(self) -> str:
+        words = ALGORITHMS[self.algorithm].words
+        return f"{words}; {self.summation}" if self.summation is not None else words
+
+
+class Rows(NamedTuple):
+    """Rows whose moments are computed.
+
+    Attributes:
+        values: f32 [n, K].
+        narrow: True if the elements were loaded as 16-bit values.
+        inner: Number of neighbouring elements in memory, if a row consists of several parts, as a channel of a batch; else K.
+    """
+
+    values: np.ndarray
+    narrow: bool
+    inner: int
+
+
+class Algorithm(NamedTuple):
+    words: str
+    applies: Callable[[int, int], bool]  # to K and the number of neighbouring elements
+    compute: Callable[[Rows, Summation | None], tuple[np.ndarray, np.ndarray]]
+
+
+def candidate_moments(k: int, inner: int) -> Iterator[Moments]:
+    """Yield the arithmetics that are tried for rows of K elements, of which `inner` are neighbours in memory."""
+    for name, algorithm in ALGORITHMS.items():
+        if algorithm.applies(k, inner):
+            yield from (Moments(name, how) for how in (_one_pass_sums(k) if name.startswith("sums") else (None,)))
+
+
+def _one_pass_sums(k: int) -> Iterator[Summation]:
+    """Yield the orders that are tried for sums of x and x²: one lane, or usual numbers of lanes in which vectors are dealt out."""
+    lanes = [Lanes(), *(Lanes(*unit) for unit in product(LANE_COUNTS, VECTORS, (None,), JOINS) if unit[0] * unit[1] < k)]
+    for unit, fused in product(lanes, (True, False)):
+        yield Summation(KernelRecipe(NUMBERS, NUMBERS, NUMBERS, replace(unit, fused=fused), Slices.single(k)))
+
+
+def mean_and_variance(how: Moments, rows: np.ndarray, inner: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the mean and the variance (divided by K) of rows.
+
+    Args:
+        how: The arithmetic.
+        rows: [n, K] in f32, bf16 or f16.
+        inner: Number of neighbouring elements in memory.
+
+    Returns:
+        f32 [n] of each.
+    """
+    return _of_bytes(how, np.ascontiguousarray(rows, F32).tobytes(), rows.shape, rows.dtype != F32, inner)
+
+
+@lru_cache(maxsize=128)  # mean and variance are two nodes of a program, and serve every variant of the rest
+def _of_bytes(how: Moments, data: bytes, shape: tuple[int, int], narrow: bool, inner: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = Rows(np.frombuffer(data, F32).reshape(shape), narrow, inner)
+    with np.errstate(all="ignore"):
+        return ALGORITHMS[how.algorithm].compute(rows, how.summation)
+
+
+# ---- updates and joins
+
+
+def _multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray, fused: bool) -> np.ndarray:
+    return fma_f32(*np.broadcast_arrays(x, y, z)) if fused else np.asarray(x * y + z, F32)
+
+
+def _empty(shape: tuple[int, ...]) -> Pair:
+    return np.zeros(shape, F32), np.zeros(shape, F32), np.zeros(shape[1:], F32)
+
+
+def _update(pair: Pair, x: np.ndarray, given: np.ndarray, *, reciprocal: bool) -> Pair:
+    """Take one element x [n, lanes] into each lane that has one."""
+    mean, squares, count = pair
+    after = (count + F32(1)).astype(F32)
+    delta = x - mean
+    new = fma_f32(*np.broadcast_arrays(delta, F32(1) / after, mean)) if reciprocal else mean + delta / after
+    more = fma_f32(delta, x - new, squares)
+    return np.where(given, new, mean), np.where(given, more, squares), np.where(given, after, count)
+
+
+def _join_welford_ops(a: Pair, b: Pair) -> Pair:
+    """Join as WelfordOps.combine."""
+    total = a[2] + b[2]
+    share = np.broadcast_to(b[2] / np.maximum(total, 1), a[0].shape)
+    delta = b[0] - a[0]
+    mean = fma_f32(delta, share, a[0])
+    squares = fma_f32(delta * delta * a[2], share, a[1] + b[1])
+    pick = lambda joined, x, y: np.where(a[2] == 0, y, np.where(b[2] == 0, x, joined))
+    return pick(mean, a[0], b[0]), pick(squares, a[1], b[1]), total
+
+
+def _join_vectorised(own: Pair, other: Pair) -> Pair:
+    """Join as cuWelfordCombine, which multiplies by the reciprocal of the count."""
+    total = own[2] + other[2]
+    scale = F32(1) / np.maximum(total, 1)
+    spread = lambda x: np.broadcast_to(x, own[0].shape)
+    delta = own[0] - other[0]
+    mean = fma_f32(spread(other[2] * scale), other[0], spread(own[2] * scale) * own[0])
+    squares = fma_f32(delta * delta * other[2], spread(own[2] * scale), other[1] + own[1])
+    return np.where(total > 0, mean, 0), np.where(total > 0, squares, 0), total
+
+
+def _join_batch_norm(own: Pair, other: Pair) -> Pair:
+    """Join as batch_norm_collect_statistics_kernel."""
+    total = own[2] + other[2]
+    factor = np.broadcast_to(F32(1) / np.maximum(total, 1), own[0].shape)
+    delta = own[0] - other[0]
+    squares = own[1] + fma_f32(delta * delta * own[2] * other[2], factor, other[1])
+    mean = fma_f32(own[0], np.broadcast_to(own[2], own[0].shape), other[0] * other[2]) * factor
+    return mean, squares, total
+
+
+def _fold(pair: Pair, join: Callable[[Pair, Pair], Pair], *, far: bool, least: int = 1) -> Pair:
+    """Join the lanes of the last axis in pairs: halves first, or neighbours first. They are padded to a power of two, `least` at least."""
+    lanes = pair[2].shape[-1]
+    missing = max(1 << max(lanes - 1, 0).bit_length(), least) - lanes
+    mean, squares, count = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) for x in pair)
+    while count.shape[-1] > 1:
+        half = count.shape[-1] // 2
+        own, other = (slice(half), slice(half, None)) if far else (slice(0, None, 2), slice(1, None, 2))
+        mean, squares, count = join(*((mean[..., i], squares[..., i], count[..., i]) for i in (own, other)))
+    return mean, squares, count
+
+
+# ---- GPUs: threads, then lanes of a warp, then warps
+
+
+def _in_threads(
+    rows: Rows, indices: np.ndarray, join: Callable[[Pair, Pair], Pair], *, far: bool = True, reciprocal: bool = False, least_warps: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the moments of threads [steps, threads] of element numbers, -1 for none, and join them.
+
+    least_warps: as many warps are joined at least, empty ones among them.
+    """
+    x = rows.values
+    pair = _empty((len(x), indices.shape[1]))
+    for step in indices:
+        pair = _update(pair, x[:, step], step >= 0, reciprocal=reciprocal)
+    lanes = min(WARP, indices.shape[1])
+    mean, squares, count = (v.reshape(*v.shape[:-1], -1, lanes) for v in pair)
+    warps = tuple(v[..., 0] for v in _fold((mean, squares, count), join, far=far))
+    mean, squares, _ = _fold((warps[0], warps[1], warps[2]), join, far=far, least=least_warps)
+    return mean[:, 0], squares[:, 0] / F32(x.shape[1])
+
+
+def _strided(k: int, threads: int, vector: int = 1) -> np.ndarray:
+    """Return the elements of each thread [steps, threads]: vectors in turn."""
+    steps = -(-k // (threads * vector))
+    numbers = np.arange(steps * threads * vector).reshape(steps, threads, vector).swapaxes(1, 2).reshape(-1, threads)
+    return np.where(numbers < k, numbers, -1)
+
+
+def _cuda_vectorised(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
+    return _in_threads(rows, _strided(rows.values.shape[1], 4 * WARP, 4), _join_vectorised, reciprocal=True)
+
+
+def _cuda_rows(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
+    k = rows.values.shape[1]
+    return _in_threads(rows, _strided(k, WARP if k < 512 else 512), _join_welford_ops)
+
+
+def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
+    """Threads in x take the neighbouring elements, threads in y the images."""
+    inner = rows.inner
+    size = lambda n: next((threads for threads in (32, 64, 128, 256) if n <= threads), 512)
+    across = size(inner)
+    down = max(512 // across, 1)
+    images = rows.values.shape[1] // inner
+    image, x = _strided(images, down), _strided(inner, across)
+    numbers = np.where(
+        (image[:, None, :, None] >= 0) & (x[None, :, None, :] >= 0), image[:, None, :, None] * inner + x[None, :, None, :], -1
+    )
+    return _in_threads(rows, numbers.reshape(-1, down * across), _join_batch_norm, far=False, least_warps=WARP)
+
+
+# ---- CPUs
+
+
+def _add_vector(own: Pair, other: Pair, fused: bool) -> Pair:
+    """Join as AddMomentsVec."""
+    total = own[2] + other[2]
+    share = np.broadcast_to(np.where(total > 0, other[2] / np.maximum(total, 1), 0).astype(F32), own[0].shape)
+    delta = other[0] - own[0]
+    step = share * delta
+    return own[0] + step, _multiply_add(delta * own[2], step, own[1] + other[1], fused), total
+
+
+def _add_scalar(own: Pair, other: Pair, fused: bool) -> Pair:
+    """Join as AddMoments, in which the compiler fuses."""
+    total = own[2] + other[2]
+    share = np.broadcast_to(np.where(total > 0, other[2] / np.maximum(total, 1), 0).astype(F32), own[0].shape)
+    delta = other[0] - own[0]
+    mean = _multiply_add(share, delta, own[0], fused)
+    return mean, own[1] + _multiply_add(delta * delta * share, np.broadcast_to(own[2], delta.shape), other[1], fused), total
+
+
+def _rowwise_moments(rows: Rows, fused: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Compute RowwiseMoments: chunks of vectors, added in a cascade; the remainder; then lane after lane.
+
+    A vector of 16-bit elements is two vectors of f32, which have their own moments in a chunk.
+    """
+    x, (n, k) = rows.values, rows.values.shape
+    parts = 2 if rows.narrow else 1
+    vectors = k // (VECTOR * parts)
+    loaded = x[:, : vectors * VECTOR * parts].reshape(n, vectors, parts, VECTOR)
+    depth = max(max(-(-vectors // CHUNK) - 1, 0).bit_length(), 1)
+    stack = [_empty((n, VECTOR))] * depth
+    for number, start in enumerate(range(0, vectors, CHUNK), 1):
+        chunk = loaded[:, start : start + CHUNK]
+        for part in range(parts):
+            mean, squares = np.zeros((2, n, VECTOR), F32)
+            for j in range(chunk.shape[1]):
+                delta = chunk[:, j, part] - mean
+                mean = _multiply_add(delta, np.full_like(delta, F32(1) / F32(j + 1)), mean, fused)
+                squares = _multiply_add(delta, chunk[:, j, part] - mean, squares, fused)
+            stack[0] = _add_vector(stack[0], (mean, squares, np.full(VECTOR, chunk.shape[1], F32)), fused)
+        level = 1
+        while level < depth and number % (1 << level) == 0:
+            stack[level] = _add_vector(stack[level], stack[level - 1], fused)
+            stack[level - 1] = _empty((n, VECTOR))
+            level += 1
+    for level in range(1, depth):
+        stack[0] = _add_vector(stack[0], stack[level], fused)
+    total = _empty((n,))[0], _empty((n,))[0], np.zeros((), F32)
+    for i in range(loaded[0].size, k):
+        delta, count = x[:, i] - total[0], total[2] + F32(1)
+        mean = total[0] + delta / count
+        total = mean, total[1] + delta * (x[:, i] - mean), count
+    for lane in range(VECTOR):
+        total = _add_scalar(total, (stack[0][0][:, lane], stack[0][1][:, lane], stack[0][2][lane]), fused)
+    return total[0], total[1] / F32(k)
+
+
+def _in_float64(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
+    """Two passes whose sums are f64, over differences and squares in f32."""
+    x = rows.values
+    mean = (np.cumsum(x, axis=1, dtype=np.float64)[:, -1] / x.shape[1]).astype(F32)
+    delta = x - mean[:, None]
+    return mean, np.cumsum(delta * delta, axis=1, dtype=np.float64)[:, -1].astype(F32) / F32(x.shape[1])
+
+
+def _sums_of_squares(rows: Rows, how: Summation | None, reciprocal: bool) -> tuple[np.ndarray, np.ndarray]:
+    assert how is not None
+    x, count = rows.values, F32(rows.values.shape[1])
+    sums = sum_products(how, x, np.ones((1, x.shape[1]), F32)), sum_products(how, x, x)
+    mean, squares = (total * (F32(1) / count) if reciprocal else total / count for total in sums)
+    return mean, np.maximum(squares - mean * mean, F32(0))
+
+
+def _always(k: int, inner: int) -> bool:
+    return True
+
+
+WELFORD = "Welford's moments of PyTorch"
+ALGORITHMS = {
+    "cpu": Algorithm(f"{WELFORD} on a CPU, 8 lanes, fma", _always, lambda rows, _: _rowwise_moments(rows, True)),
+    "cpu without fma": Algorithm(f"{WELFORD} on a CPU, 8 lanes, products rounded", _always, lambda rows, _: _rowwise_moments(rows, False)),
+    "cuda": Algorithm(f"{WELFORD}'s CUDA kernels for rows", _always, _cuda_rows),
+    "cuda vectorised": Algorithm(f"{WELFORD}'s vectorised CUDA kernel", lambda k, inner: k % 4 == 0, _cuda_vectorised),
+    "cuda batch norm": Algorithm(f"{WELFORD}'s CUDA kernel of batch norm", lambda k, inner: inner < k, _cuda_batch_norm),
+    "float64": Algorithm("moments in two passes, with sums in float64", _always, _in_float64),
+    "sums of squares": Algorithm("the variance from sums of x and x²", lambda k, inner: k > 1, partial(_sums_of_squares, reciprocal=False)),
+    "sums of squares, scaled": Algorithm(
+        "the variance from sums of x and x² times 1 / K", lambda k, inner: k > 1, partial(_sums_of_squares, reciprocal=True)
+    ),
+}

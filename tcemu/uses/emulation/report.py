@@ -1,0 +1,301 @@
+"""The report of an emulation: the decision on every product and function of a program, as a sequence and as a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tcemu.base.plots import dot_plot
+from tcemu.base.provenance import Provenance
+from tcemu.base.results import Result, Table, check_type, read_result
+from tcemu.base.text import table_lines, wrap_lines
+from tcemu.operations.functional.kernel_values import KernelValue
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe
+from tcemu.operations.products.ozaki import OzakiRecipe
+from tcemu.operations.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
+from tcemu.operations.products.recipes import Recipe
+from tcemu.operations.products.wide import WideRecipe
+from tcemu.uses.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text, unused_rule_warnings
+from tcemu.uses.emulation.saved_results import (
+    computed_from_dict,
+    read_choice,
+    read_number,
+    save_result,
+)
+from tcemu.uses.emulation.survey import Function, Product
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a report.
+
+    Attributes:
+        name: Name of the product, or of an equation that hides products.
+        product: The product; None for an equation that hides products.
+        replaced: Whether the product is emulated.
+        reason: Name of the replacement, or why the product is left.
+        undecided: Whether the recipe treats its operands differently and nothing shows which is which; lhs was taken as A.
+        choice: The policy's choice for the product.
+        function: The softmax, norm or activation of this line; None for a product.
+        kernel: The kernel that computes the function, as its name or value.
+    """
+
+    name: str
+    product: Product | None
+    replaced: bool
+    reason: str
+    undecided: bool = False
+    choice: Choice = None
+    function: Function | None = None
+    kernel: KernelValue | str | None = None
+
+    @property
+    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
+        """The recipe that computes the product; None if the product is left, or computed by a function."""
+        return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
+
+
+REPORT_KIND, REPORT_VERSION = "tcemu report", 2
+REPORT_MEMBERS = ("title", "weights", "provenance", "products", "choices", "entries", "records")
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Result):
+    """The products and functions that `emulate` replaces in a program, and those that it leaves, with the reason.
+
+    A report is a sequence of `Entry`; str() is a table, `records()` is what pandas takes, and `from_json` reads what `to_json` writes.
+
+    Attributes:
+        entries: A line for each product and, if `functions` was given, for each softmax, norm and activation, in the order of the program.
+        weights: Description of the arrays that count as parameters; the roles of operands follow from them.
+        provenance: Versions, and the evidence of each arithmetic.
+    """
+
+    entries: tuple[Entry, ...]
+    weights: str = ""
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @classmethod
+    def from_entries(cls, entries: Sequence[Entry], weights: str = "") -> Report:
+        """Make the report of these lines, with the provenance of now."""
+        return cls(tuple(entries), weights, make_provenance(entry.recipe for entry in entries))
+
+    @property
+    def replaced(self) -> tuple[Product, ...]:
+        """The products that are emulated."""
+        return tuple(e.product for e in self.entries if e.replaced and e.product is not None)
+
+    @property
+    def replaced_functions(self) -> tuple[Function, ...]:
+        """The softmaxes, norms and activations that a kernel computes."""
+        return tuple(e.function for e in self.entries if e.replaced and e.function is not None)
+
+    @property
+    def unchanged(self) -> tuple[Entry, ...]:
+        """The lines of products and functions that are left unchanged."""
+        return tuple(e for e in self.entries if not e.replaced)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __getitem__(self, index: int) -> Entry:
+        return self.entries[index]
+
+    def __str__(self) -> str:
+        rows = [[*self._text_cells(entry)] for entry in self.entries]
+        heads = ["product", "operands", "roles", "parameters", "result", "runs", "by", "target", "evidence"]
+        functions = sum(entry.function is not None for entry in self.entries)
+        count = f"{len(self.replaced)} of {len(self.entries) - functions} products"
+        count += f" and {len(self.replaced_functions)} of {functions} functions replaced" if functions else " replaced"
+        lines = [*table_lines(heads, rows, left=(0, 1, 2, 3, 4, 6, 7, 8)), count] if rows else ["no products"]
+        lines += [f"weights: {self.weights}"] if self.weights and rows else []
+        for sentence in unit_sentences(map(self._facts, self.entries)):
+            lines += wrap_lines(sentence)
+        return "\n".join(lines)
+
+    def _text_cells(self, entry: Entry) -> Iterator[str]:
+        target, *_, evidence = self._facts(entry)
+        cells = _product_cells(entry.product) if entry.function is None else _function_cells(entry.function)
+        yield from (entry.name, *cells, ("" if entry.replaced else "left: ") + entry.reason)
+        yield from (target or "", evidence or "")
+
+    def _facts(self, entry: Entry) -> tuple[str | None, ...]:
+        return recipe_facts(entry.recipe, self.provenance.evidence)
+
+    def table(self) -> Table:
+        """Return the report with a row for each line."""
+        rows = tuple((*_entry_record(entry), *self._facts(entry)) for entry in self.entries)
+        return Table(repr(self)[1:-1], RECORD_COLUMNS, rows, {"weights": self.weights, "provenance": self.provenance.to_dict()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the title, the provenance, the products, the choices and the records as plain values."""
+        entries = ((entry.product or entry.function, entry.choice or entry.kernel, {}) for entry in self.entries)
+        return save_result(REPORT_KIND, REPORT_VERSION, self.table(), entries)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read the report of `to_json`.
+
+        Args:
+            text: JSON text. It is not trusted: unknown names are rejected, and records must agree with the products and choices.
+
+        Returns:
+            A report that equals the saved one, except that functions in the policy come back as their names.
+
+        Raises:
+            ValueError: The text is no report of this version of the format.
+        """
+        return read_result(text, REPORT_KIND, REPORT_VERSION, REPORT_MEMBERS, cls._from_members)
+
+    @classmethod
+    def _from_members(cls, data: dict[str, Any]) -> Report:
+        products, choices = list(map(computed_from_dict, data["products"])), list(map(read_choice, data["choices"]))
+        entries = []
+        for numbers, record in zip(data["entries"], data["records"], strict=True):
+            computed = None if numbers["product"] is None else products[read_number(numbers["product"], len(products))]
+            choice = choices[read_number(numbers["choice"], len(choices))]
+            name, reason = (check_type(f"record.{name}", record[name], str) for name in ("product", "by"))
+            replaced, undecided = (check_type(f"record.{name}", record[name], bool) for name in ("replaced", "undecided"))
+            if isinstance(computed, Function):
+                entries.append(Entry(name, None, replaced, reason, undecided, None, computed, choice))
+            else:
+                entries.append(Entry(name, computed, replaced, reason, undecided, choice))
+        return cls(tuple(entries), check_type("weights", data["weights"], str), Provenance.from_dict(data["provenance"]))
+
+    def plot(self) -> Figure:
+        """Draw the number of results that each product and function computes over all its runs, replaced or left.
+
+        One in a `while` counts as one run.
+
+        Returns:
+            A matplotlib Figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        series: dict[str, dict[str, float]] = {"replaced": {}, "left": {}}
+        for entry in self.entries:
+            computed = entry.product or entry.function
+            if computed is not None:
+                count = prod(computed.shape) * (1 if computed.repeats is None else computed.repeats)
+                series["replaced" if entry.replaced else "left"][entry.name] = float(count)
+        facts = {entry.reason: self._facts(entry) for entry in self.entries if entry.replaced}
+        known = [f"{name}: {target}, {evidence}." for name, (target, *_, evidence) in facts.items() if target]
+        note = " ".join(["A run is one execution of the product in a call of the function; one in a `while` counts as one run.", *known])
+        what = "matrix product and function" if any(entry.function for entry in self.entries) else "matrix product"
+        count = len(self.replaced) + len(self.replaced_functions)
+        title = f"Size of each {what}: {count} of {len(self.entries)} are replaced"
+        names = [entry.name for entry in self.entries]
+        return dot_plot(names, series, title=title, label="elements of the result, over all runs", note=note)
+
+    def __repr__(self) -> str:
+        functions = f" and {len(self.replaced_functions)} functions" if any(entry.function for entry in self.entries) else ""
+        return f"<Report: {len(self.replaced)} products{functions} replaced, {len(self.unchanged)} left>"
+
+
+RECORD_COLUMNS = (
+    "product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source", "function",
+    *RECIPE_COLUMNS,
+)  # fmt: skip
+
+
+def _entry_record(entry: Entry) -> tuple[Any, ...]:
+    computed = entry.product or entry.function
+    if computed is None:
+        return (entry.name, entry.replaced, entry.reason, *(None,) * 6, entry.undecided, None, None)
+    roles, kind = (computed.roles, None) if isinstance(computed, Product) else ((None, None), computed.kind)
+    paths = ", ".join(computed.parameters)
+    facts = (computed.operands, *roles, paths, computed.result, computed.repeats, entry.undecided, computed.source, kind)
+    return (entry.name, entry.replaced, entry.reason, *facts)
+
+
+def _product_cells(product: Product | None) -> tuple[str, str, str, str, str]:
+    if product is None:
+        return "", "", "", "", ""
+    return product.operands, " · ".join(product.roles), *_shared_cells(product)
+
+
+def _function_cells(function: Function) -> tuple[str, str, str, str, str]:
+    return function.operands, function.kind, *_shared_cells(function)
+
+
+def _shared_cells(computed: Product | Function) -> tuple[str, str, str]:
+    first, *more = computed.parameters or ("",)
+    parameters = first + (f" and {len(more)} more" if more else "")
+    return parameters, computed.result, "?" if computed.repeats is None else str(computed.repeats)
+
+
+def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """Return warnings for a policy (functions excepted) that replaced nothing and for its rules that match no product."""
+    if policy is None or (callable(policy) and not isinstance(policy, Recipe)):
+        return []
+    products = [entry.product for entry in entries if entry.product is not None]
+    names = ", ".join(dict.fromkeys(product.name for product in products[:8])) or "none"
+    expects_product = True
+    lines = []
+    if isinstance(policy, tuple):
+        lines = unused_rule_warnings(policy, products, "product", names)
+        expects_product = not policy or (any(choice is not None for _, choice in policy) and not lines)
+    if expects_product and not any(entry.replaced or entry.reason == "it is emulated already" for entry in entries):
+        why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.reason}" for entry in entries[:4])) or "it has no matrix products"
+        lines.append(f"no product is replaced ({why}); .report(...) lists all")
+    return lines
+
+
+def divided_layer_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """Return a warning for a rule by names that takes some layers and leaves the products of two activations that come from these alone.
+
+    So a rule for the weights of attention leaves attention's own two products. There is no warning where rules take every weight.
+    """
+    if not isinstance(policy, tuple):
+        return []
+    weighted = [
+        entry for entry in entries if entry.product is not None and entry.product.parameters and "activation" in entry.product.roles
+    ]
+    if all(entry.replaced for entry in weighted):
+        return []
+    left = [entry.product for entry in entries if entry.product is not None and not entry.replaced and entry.reason == NO_RULE]
+    lines = []
+    for pattern, choice in policy:
+        if choice is None or not isinstance(pattern, str | re.Pattern):
+            continue
+        products = [entry.product for entry in weighted if entry.product is not None]
+        taken = {path for product in products if matches_pattern(pattern, product) for path in product.parameters}
+        divided = [product for product in left if product.layers and taken.issuperset(product.layers)]
+        if divided:
+            names = ", ".join(product.name for product in divided[:4]) + (f" and {len(divided) - 4} more" if len(divided) > 4 else "")
+            lines.append(
+                f"the rule for {pattern_text(pattern)} takes the products with {', '.join(divided[0].layers)} and leaves {names}: products "
+                "of the activations that come from these, as attention has them. A rule for these names takes them; the rule "
+                "(tcemu.policies.Where(role=('activation', 'activation')), None) leaves them without this warning"
+            )
+    return lines
+
+
+def undecided_warnings(entries: Sequence[Entry]) -> list[str]:
+    """Return a warning for products whose lhs was taken as A because nothing shows which operand is which."""
+    undecided = [e for e in entries if e.undecided and e.product is not None]
+    if not undecided:
+        return []
+    shown = "; ".join(f"{e.name} ({' · '.join(e.product.roles)})" for e in undecided[:4] if e.product is not None)
+    more = f" and {len(undecided) - 4} more" if len(undecided) > 4 else ""
+    return [
+        f"the recipe treats its A and its B differently, and nothing shows which operand is which of {shown}{more}; lhs was taken as A. "
+        "Name the arguments that are parameters, as parameters='w', or give these products a rule, as "
+        "('NAME', tcemu.dot_general(recipe, a='rhs'))"
+    ]
+
+
+def policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """Return all warnings for a policy and the products of a run."""
+    entries = [entry for entry in entries if entry.function is None]
+    return unused_policy_warnings(policy, entries) + divided_layer_warnings(policy, entries) + undecided_warnings(entries)

@@ -1,0 +1,173 @@
+"""The order in which a kernel adds that cuBLASLt chooses: its configuration determines the slices of K, the merge and the instruction.
+
+`choice_order` translates a configuration. `list_proposals` has those that an H100's cuBLASLt proposed, shape by shape, in the file
+`proposed_h100.json.xz`, which `benchmarks/replay_rules.py --proposals` writes. A library may choose otherwise; `order_rules.json` counts
+how often measured shapes did.
+
+Source: cublasLt.h of cuBLAS 13.1 (cublasLtMatmulStages_t, cublasLtReductionScheme_t); CUTLASS, cutlass/gemm/kernel/params_universal_base.h
+(the alignment of slices), cutlass/transform/threadblock/predicated_tile_access_iterator.h (the remainder of K comes first).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tcemu.base.saved_files import check_saved, decompress_json
+from tcemu.engine.formats.number_formats import BF16, F16, F32
+from tcemu.operations.products.library.kernel_recipe import Lanes, Merge, Slices
+
+PROPOSALS_FILE = Path(__file__).parent / "proposed_h100.json.xz"
+PROPOSALS_KIND, PROPOSALS_VERSION = "tcemu replay proposals", 1
+PROPOSALS_FIELDS = ("gpu", "sm_count", "library_version", "date", "libraries")
+Shape = tuple[int, int, int]  # m, n, k
+
+CUTLASS, NVJET, XMMA, FMA = (21, 23, 24), (66,), (63,), (55,)  # algorithms; others add in orders that are not known from the choice
+STAGE_TILES = {stage: size for size, first in ((16, 1), (32, 7), (64, 13), (128, 19)) for stage in range(first, first + 6)} | {27: 16}
+DEFAULT_TILE = 32  # K of a tile where the stages are 0, as in the kernels named s1688gemm of algorithm 24
+LINE, VECTOR = 128, 16  # bytes to a multiple of which slices are rounded up where K is a multiple of the line, and otherwise
+
+
+class LibraryUnits(NamedTuple):
+    """The sizes that all kernels of a library share."""
+
+    element_bytes: int
+    step: int  # terms of an instruction
+    nvjet_grain: int = 0  # elements in nvjet's tile of K
+
+
+LIBRARY_UNITS = {
+    "torch-f16": LibraryUnits(2, 16, 64), "torch-bf16": LibraryUnits(2, 16, 64), "torch-tf32": LibraryUnits(4, 8),
+    "torch-e4m3": LibraryUnits(1, 32, 128),
+}  # fmt: skip
+SHORT_STEPS = {"torch-f16": "f16", "torch-bf16": "bf16"}  # libraries with kernels of mma.m16n8k8
+RESULTS = {"torch-f16": F16, "torch-bf16": BF16, "torch-tf32": F32}
+
+
+class KernelChoice(NamedTuple):
+    """A configuration of cuBLASLt, as far as it concerns the order."""
+
+    algorithm: int
+    stages: int
+    split_k: int
+    reduction_scheme: str
+
+
+class ChoiceOrder(NamedTuple):
+    """The order of a kernel for one K."""
+
+    slices: Slices
+    merge: Merge
+    kernels: str  # the kind of kernel: "CUTLASS", "nvjet", "XMMA" or "f32 fma"
+    residue: int | None = None  # of `Steps`
+    op: str | None = None  # instruction; None: the library's usual one
+    lanes: Lanes | None = None  # in place of an instruction
+
+
+def choice_order(library: str, k: int, choice: KernelChoice) -> ChoiceOrder | None:
+    """Return the order of a chosen kernel.
+
+    Args:
+        library: One of `LIBRARY_UNITS`.
+        k: K of the product.
+        choice: The configuration.
+
+    Returns:
+        The order, or None where the configuration does not determine it.
+    """
+    units = LIBRARY_UNITS[library]
+    if choice.algorithm in FMA and choice.split_k <= 1:
+        return ChoiceOrder(Slices.single(k), Merge(start="zero"), "f32 fma", lanes=Lanes())
+    if choice.algorithm in XMMA and choice.split_k <= 1:
+        return ChoiceOrder(Slices.single(k), Merge(), "XMMA")
+    if choice.algorithm in NVJET and units.nvjet_grain:
+        return ChoiceOrder(nvjet_slices(k, choice.split_k, units.nvjet_grain), Merge(), "nvjet")
+    if choice.algorithm not in CUTLASS or (choice.stages not in STAGE_TILES and choice.stages != 0):
+        return None
+    line, vector = LINE // units.element_bytes, VECTOR // units.element_bytes
+    slices = Slices.even(k, max(1, choice.split_k), vector if k % line else line)
+    slices = slices if len(slices.edges) > 2 else Slices.single(k)
+    tile = STAGE_TILES.get(choice.stages, DEFAULT_TILE)
+    short = SHORT_STEPS.get(library) if choice.stages == 0 else None
+    step = 8 if short else units.step
+    lengths = {end - start for start, end in zip(slices.edges, slices.edges[1:], strict=False)}
+    residue = tile if any(length > tile and length % tile % step for length in lengths) else None
+    op = f"mma.sync.aligned.m16n8k8.row.col.f32.{short}.{short}.f32" if short else None
+    return ChoiceOrder(slices, _merge(library, choice), "CUTLASS", residue, op)
+
+
+def _merge(library: str, choice: KernelChoice) -> Merge:
+    result = RESULTS[library]
+    if choice.reduction_scheme == "output type":
+        return Merge(partial=result, start="zero")
+    return Merge(partial=result, serial=result != F32) if choice.reduction_scheme == "in place" else Merge()
+
+
+TILE = 64  # rows and columns of the tiles in which outputs are counted, and elements of K in a tile of 16-bit operands
+
+
+def nvjet_slices(k: int, count: int, grain: int) -> Slices:
+    """Return the slices of a kernel of nvjet; where the kernel's fault omits products at the end, without these."""
+    tail = k % TILE
+    dropped = tail if grain == TILE and tail and count > tail and k // TILE % count == 0 else 0
+    return Slices.even(k, count, grain, dropped=dropped) if count > 1 else Slices.single(k)
+
+
+class Proposals(NamedTuple):
+    """The choices that cuBLASLt proposed on one GPU, by library and shape."""
+
+    gpu: str
+    sm_count: int
+    library_version: str
+    date: str
+    libraries: dict[str, dict[Shape, KernelChoice]]
+
+
+@lru_cache(maxsize=1)
+def list_proposals() -> Proposals:
+    """Read the proposals of this package."""
+    data = check_saved("proposals", decompress_json(PROPOSALS_FILE.read_bytes()), PROPOSALS_KIND, PROPOSALS_VERSION, PROPOSALS_FIELDS)
+    libraries = {}
+    for library, (choices, *columns) in data["libraries"].items():
+        choices = [KernelChoice(*choice) for choice in choices]
+        libraries[library] = {(m, n, k): choices[number] for m, n, k, number in zip(*columns, strict=True)}
+    return Proposals(data["gpu"], data["sm_count"], data["library_version"], data["date"], libraries)
+
+
+# ---- predicted choices
+
+
+def shape_features(shape: Shape, sm_count: int) -> dict[str, int]:
+    """Return what the nodes of a choice tree compare, in integers."""
+    m, n, k = shape
+    features = {
+        "M": m, "N": n, "K": k, "M*N": m * n, "M*N*K": m * n * k, "K // 32": k // 32, "K // 64": k // 64,
+        "1024*K*K // (M*N)": 1024 * k * k // (m * n), "1024*M // N": 1024 * m // n, "alignment of N": n & -n, "alignment of K": k & -k,
+    }  # fmt: skip
+    for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128)):
+        tiles = -(-m // rows) * -(-n // columns)
+        name = f"tiles of {rows} x {columns}"
+        features[name], features[f"SMs // {name}"], features[f"2 SMs // {name}"] = tiles, sm_count // tiles, 2 * sm_count // tiles
+    return features
+
+
+class ChoiceTree(NamedTuple):
+    """A decision tree from a shape to a kernel choice.
+
+    A node is [feature, threshold, node if below or equal, node if above]. A leaf is [index of a choice, number of proposals], all of which
+    were this choice, or [] where they differ.
+    """
+
+    choices: list[KernelChoice]
+    root: list
+
+    def find(self, shape: Shape, sm_count: int) -> tuple[KernelChoice, int, str] | None:
+        """Return the choice of a shape, the number of proposals in its leaf, and the path to it; None where proposals differ."""
+        features, node, path = shape_features(shape, sm_count), self.root, {}
+        while len(node) == 4:
+            name, threshold, low, high = node
+            is_low = features[name] <= threshold
+            path[name, is_low] = f"{name} {'<=' if is_low else '>'} {threshold}"
+            node = low if is_low else high
+        return (self.choices[node[0]], node[1], ", ".join(path.values())) if node else None

@@ -1,0 +1,1 @@
+"""Pictures of layouts as SVG text, and of results by matplotlib."""

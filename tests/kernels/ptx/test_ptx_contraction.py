@@ -1,0 +1,132 @@
+"""Products that ptxas fuses into sums: what it made of each text, read from the machine code of ptxas 13.0 for sm_90 with nvdisasm."""
+
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from support.sampling import sample_cases
+
+from tcemu import ptx
+from tcemu.kernels.ptx.linker.contraction import fuse_products
+
+HEAD = """
+.version 8.0 .target sm_90 .address_size 64
+.visible .entry k(.param .u64 in, .param .u64 out) {
+    .reg .f32 %f<16>; .reg .f64 %d<16>; .reg .b16 %h<16>; .reg .b32 %r<16>; .reg .b64 %a<4>; .reg .pred %p<4>;
+    ld.param.u64 %a0, [in]; ld.param.u64 %a1, [out];
+    ld.global.v4.f32 {%f0, %f1, %f2, %f3}, [%a0]; setp.gt.f32 %p0, %f3, 0f00000000;
+"""
+PRODUCTS = "mul.f32 %f8, %f0, %f1; mul.f32 %f7, %f2, %f3; "
+CASES = {  # text; the fused multiply-adds of the machine code, with the registers of PTX, in their order
+    "product first": ("mul.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
+    "product last": ("mul.f32 %f8, %f0, %f1; add.f32 %f9, %f2, %f8;", ["%f9 = %f0 %f1 %f2"]),
+    "minus a number": ("mul.f32 %f8, %f0, %f1; sub.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 -%f2"]),
+    "minus a product": ("mul.f32 %f8, %f0, %f1; sub.f32 %f9, %f2, %f8;", ["%f9 = -%f0 %f1 %f2"]),
+    "a rounded product": ("mul.rn.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", []),
+    "a rounded sum": ("mul.f32 %f8, %f0, %f1; add.rn.f32 %f9, %f8, %f2;", []),
+    "two sums": ("mul.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2; add.f32 %f10, %f8, %f3;", ["%f9 = %f0 %f1 %f2", "%f10 = %f0 %f1 %f3"]),
+    "a product that is stored": ("mul.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2; st.global.f32 [%a1], %f8;", []),
+    "two products": (PRODUCTS + "add.f32 %f9, %f8, %f7;", ["%f9 = %f0 %f1 %f7"]),
+    "two products, the other first": (PRODUCTS + "add.f32 %f9, %f7, %f8;", ["%f9 = %f2 %f3 %f8"]),
+    "their difference": (PRODUCTS + "sub.f32 %f9, %f8, %f7;", ["%f9 = %f0 %f1 -%f7"]),
+    "the left one is stored": (PRODUCTS + "add.f32 %f9, %f8, %f7; st.global.f32 [%a1], %f8;", ["%f9 = %f2 %f3 %f8"]),
+    "sum and difference": (PRODUCTS + "add.f32 %f9, %f8, %f7; sub.f32 %f10, %f8, %f7;", ["%f9 = %f0 %f1 %f7", "%f10 = %f0 %f1 -%f7"]),
+    "crosswise": (PRODUCTS + "add.f32 %f9, %f8, %f7; sub.f32 %f10, %f7, %f8;", ["%f9 = %f0 %f1 %f7", "%f10 = -%f0 %f1 %f7"]),
+    "three products": (
+        PRODUCTS + "add.f32 %f6, %f8, %f7; mul.f32 %f5, %f0, %f3; add.f32 %f9, %f6, %f5;", ["%f6 = %f0 %f1 %f7", "%f9 = %f0 %f3 %f6"],
+    ),
+    "a product in two sums, a rival in one": (
+        "mul.f32 %f8, %f0, %f1; add.f32 %f7, %f8, %f2; mul.f32 %f6, %f7, %f3; add.f32 %f9, %f6, %f8;", ["%f9 = %f7 %f3 %f8"],
+    ),
+    "a product plus itself": ("mul.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f8;", []),
+    "flushed": ("mul.ftz.f32 %f8, %f0, %f1; add.ftz.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
+    "a flushed product": ("mul.ftz.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", []),
+    "a flushed sum": ("mul.f32 %f8, %f0, %f1; add.ftz.f32 %f9, %f8, %f2;", []),
+    "a saturated sum": ("mul.f32 %f8, %f0, %f1; add.sat.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
+    "a saturated product": ("mul.sat.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", []),
+    "a negation between": ("mul.f32 %f8, %f0, %f1; neg.f32 %f7, %f8; add.f32 %f9, %f7, %f2;", ["%f9 = -%f0 %f1 %f2"]),
+    "copies between": ("mul.f32 %f8, %f0, %f1; mov.b32 %r7, %f8; mov.b32 %f7, %r7; add.f32 %f9, %f7, %f2;", ["%f9 = %f0 %f1 %f2"]),
+    "an absolute value between": ("mul.f32 %f8, %f0, %f1; abs.f32 %f7, %f8; add.f32 %f9, %f7, %f2;", []),
+    "a barrier between": ("mul.f32 %f8, %f0, %f1; bar.sync 0; add.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
+    "a branch between": ("mul.f32 %f8, %f0, %f1; @%p0 bra L; st.global.f32 [%a1], %f0; L: add.f32 %f9, %f8, %f2;", []),
+    "a guarded sum": ("mul.f32 %f8, %f0, %f1; mov.f32 %f9, %f3; @%p0 add.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
+    "a guarded product": ("mov.f32 %f8, %f3; @%p0 mul.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", []),
+    "a selection": ("mul.f32 %f8, %f0, %f1; selp.f32 %f7, %f8, %f2, %p0; add.f32 %f9, %f7, %f3;", []),
+    "an addend": ("mul.f32 %f8, %f0, %f1; fma.rn.f32 %f9, %f2, %f3, %f8;", []),
+    "a constant": ("mul.f32 %f8, %f0, 0f40490FDB; sub.f32 %f9, %f8, 0f3F800000;", ["%f9 = %f0 0f40490FDB 0fBF800000"]),
+    "f64": ("mul.f64 %d8, %d0, %d1; sub.f64 %d9, %d2, %d8;", ["%d9 = -%d0 %d1 %d2"]),
+    "f16": ("mul.f16 %h8, %h0, %h1; sub.f16 %h9, %h2, %h8;", ["%h9 = -%h0 %h1 %h2"]),
+    "bf16": ("mul.bf16 %h8, %h0, %h1; add.bf16 %h9, %h8, %h2;", ["%h9 = %h0 %h1 %h2"]),
+    "f16x2": ("mul.f16x2 %r8, %r0, %r1; sub.f16x2 %r9, %r8, %r2;", ["%r9 = %r0 %r1 -%r2"]),
+    "bf16x2": ("mul.bf16x2 %r8, %r0, %r1; add.bf16x2 %r9, %r8, %r2;", ["%r9 = %r0 %r1 %r2"]),
+    "a division that is stored": ("div.full.f32 %f8, %f0, %f1; sub.f32 %f9, %f2, %f8; st.global.f32 [%a1], %f8;", []),
+    "a rounded division": ("div.rn.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", []),
+}  # fmt: skip
+
+
+def fused(text):
+    """Return the fused multiply-adds that a text has after the pass and not before, with negations in place."""
+    module = ptx.parse(HEAD + text + " ret; }")
+    statements = fuse_products(module).functions["k"].statements
+    negated = {str(s.operands[0]): f"-{s.operands[1]}" for s in statements if s.name == "neg" and str(s.operands[0]).startswith("%fused")}
+    made = [s for s in statements if s.name == "fma" and s not in module.functions["k"].statements]
+    return [f"{s.operands[0]} = {' '.join(negated.get(str(operand), str(operand)) for operand in s.operands[1:])}" for s in made]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_ptxas_fuses(name):
+    text, expected = CASES[name]
+    assert fused(text) == expected
+
+
+@pytest.mark.parametrize("opcode", sample_cases(["div.full.f32", "div.approx.f32", "div.full.ftz.f32", "div.approx.ftz.f32"], 4))
+def test_the_last_product_of_a_division(opcode):
+    """The reciprocal of the unit times the dividend plus the addend, rounded once: held against fractions where nothing is scaled."""
+    ftz = ".ftz" if "ftz" in opcode else ""
+    text = HEAD + f"rcp.approx.ftz.f32 %f7, %f1; st.global.f32 [%a1+4], %f7; {opcode} %f8, %f0, %f1; add{ftz}.f32 %f9, %f8, %f2; "
+    text += "st.global.f32 [%a1], %f9; ret; }"
+    rng, differ = np.random.default_rng(5), 0
+    for _ in range(12):
+        x = np.append(rng.uniform(1, 300, 3), 1).astype(np.float32)
+        outputs = [ptx.run(text, grid=1, block=1, args=[x, np.zeros(2, np.float32)], target="H100", fmad=on)[1] for on in (True, False)]
+        exact = Fraction(float(outputs[0][1])) * Fraction(float(x[0])) + Fraction(float(x[2]))
+        assert (
+            outputs[0][0] == np.float32(float(exact))
+            or abs(Fraction(float(outputs[0][0])) - exact) < Fraction(float(np.spacing(outputs[0][0]))) / 2
+        )
+        differ += outputs[0][0] != outputs[1][0]
+    assert differ > 0
+
+
+def test_labels_keep_their_statements():
+    text = (
+        HEAD
+        + """
+    mov.f32 %f9, 0f00000000; mov.b32 %r5, 0;
+L:  mul.f32 %f8, %f0, %f1; sub.f32 %f9, %f9, %f8; add.s32 %r5, %r5, 1; setp.lt.s32 %p1, %r5, 3; @%p1 bra L;
+    st.global.f32 [%a1], %f9; ret; }"""
+    )
+    module = fuse_products(ptx.parse(text))
+    function = module.functions["k"]
+    assert function.statements[function.labels["L"]].name == "mul" and ptx.parse(str(module)).functions["k"] == function
+    x = np.float32([1.1, 1.3, 0, 1])
+    product = Fraction(float(x[0])) * Fraction(float(x[1]))
+    expected = np.float32(0)
+    for _ in range(3):
+        expected = np.float32(float(Fraction(float(expected)) - product))
+    assert ptx.run(text, grid=1, block=1, args=[x, np.zeros(1, np.float32)], target="H100")[1][0] == expected
+    assert re.search(r"fma\.rn\.f32", str(module))
+
+
+def test_compare_takes_the_option():
+    """Two targets that differ in nothing: with and without fused statements the words are those of `run`."""
+    text = HEAD + "mul.f32 %f8, %f0, %f1; sub.f32 %f9, %f8, %f2; st.global.f32 [%a1], %f9; ret; }"
+    args, launch = [np.float32([1.1, 1.3, 1.43, 1]), np.zeros(1, np.float32)], {"grid": 1, "block": 1}
+    words = []
+    for on in (True, False):
+        compared = ptx.compare(text, targets=("H100", "H200"), args=args, fmad=on, **launch)
+        expected = ptx.run(text, target="H100", args=args, fmad=on, **launch)[1]
+        assert all(np.array_equal(outputs[1], expected) for outputs in compared.outputs)
+        words.append(expected[0])
+    assert words[0] != words[1]
