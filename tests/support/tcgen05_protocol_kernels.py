@@ -287,8 +287,8 @@ EDITS = (
     Edit("no wait::st", without("wait st 0"), Fault.STORE_WITHOUT_WAIT, ANY_STORE),
     Edit("no barrier between the stores and the product", without("bar 0"), Fault.STORE_WITHOUT_WAIT, ANY_STORE),
     Edit("no wait::st in the second round", without("wait st 1"), Fault.STORE_WITHOUT_WAIT, lambda v: ROUNDS(v) and ANY_STORE(v)),
-    Edit("no wait::ld, and a second round", without("wait ld 0"), Fault.LOADED_TOO_EARLY, ROUNDS),
-    Edit("no wait::ld before the end", without("wait ld 0"), Fault.LOADED_TOO_EARLY, lambda v: v.rounds == 1),
+    Edit("no wait::ld, and a second round", without("wait ld 0"), Fault.LOAD_WITHOUT_WAIT, ROUNDS),
+    Edit("no wait::ld before the end", without("wait ld 0"), Fault.FREED_IN_USE, lambda v: v.rounds == 1),
     Edit("no fence.proxy.async", without("proxy 0"), Fault.PROXY_FENCE_MISSING),
     Edit("no fence.proxy.async in the second round", without("proxy 1"), Fault.PROXY_FENCE_MISSING, ROUNDS),
     Edit(

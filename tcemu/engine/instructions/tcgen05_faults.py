@@ -48,7 +48,9 @@ class Tcgen05Fault(Enum):
     LOAD_WITHOUT_WAIT = FaultRow(
         2, "a tcgen05.ld of warp {} from the cells has not ended for this thread: tcgen05.wait::ld must follow it", WAIT
     )
-    LOADED_TOO_EARLY = FaultRow(2, "it uses a register of a tcgen05.ld that is not waited for: tcgen05.wait::ld must come between", WAIT)
+    LOADED_TOO_EARLY = FaultRow(
+        2, "it uses a register of a tcgen05.ld that is not waited for: tcgen05.wait::ld must come between", WAIT, True
+    )
     # 3: products, copies and shifts among each other
     UNORDERED_WORK = FaultRow(
         3, "a {} used the cells before, and nothing orders the two: commit the first and wait for its mbarrier", ORDER

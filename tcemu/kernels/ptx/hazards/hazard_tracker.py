@@ -229,6 +229,7 @@ class HazardTracker(AccessTracker):
                 for name in names:
                     value, operand = int(values[name][row, threads[0]]), name.replace("_", "-")
                     units, slices, swizzle, repeated = descriptor_units(bound.op, name[0], majors[name], value)
+                    units = units[units + UNIT_BYTES <= self.shared_bytes]  # others are a fault of the statement
                     for mine, part in zip(warps, slices, strict=False):  # each warp reads its own rows of A
                         self.check_async_read(event, row, [mine], row, part, operand)
                     cells = self.check_async_read(event, row, [] if slices else warps, row, units, operand)

@@ -66,7 +66,7 @@ PROMISES = (
     Promise("wgmma: no proxy fence", Scope.ALWAYS),
     Promise("wgmma: an operand that is written before the wait", Scope.ALWAYS),
     Promise("wgmma: registers without fence, commit or wait", Scope.ALWAYS, REGISTERS),
-    Promise("tcgen05: registers of a load without wait::ld", Scope.ALWAYS, LOADS),
+    Promise("tcgen05: registers of a load without wait::ld, as in CuTe's kernels", Scope.NOTE, LOADS),
     Promise("tcgen05: such a use before a wait::ld that follows in the same basic block, as in Triton's kernels", Scope.NOT),
     Promise("tcgen05: work without commit, wait, barrier, allocation or proxy fence", Scope.ALWAYS, TENSOR),
     Promise("tcgen05: lanes that the warp may not reach", Scope.ALWAYS, TENSOR),

@@ -2,7 +2,7 @@
 
 The emulation completes everything when it is issued, so values do not show a missing wait. The host therefore follows what each warp knows
 to be complete. The work of a warp is three streams: its products, copies and shifts, which a commit and the mbarrier's phase complete; its
-stores, which wait::st completes; and its loads, which wait::ld completes. A warp knows how far each stream
+stores, which wait::st completes; and its loads, which wait::ld or a use of the loaded register completes. A warp knows how far each stream
 of its cluster has come. It learns that from its own waits, and from others at barriers, mbarriers, fences and atomics. Tensor memory
 records the last write, product and load of each 16 lanes of a column, shared memory the last product that reads each 16 bytes.
 
@@ -221,13 +221,15 @@ class Tcgen05Protocol:
         return uses
 
     def _check_loaded(self, event: ExecutedStatement, names: tuple[str, ...], warps: np.ndarray) -> None:
-        """Forbid a use of registers whose load has not been waited for."""
+        """Note a use of registers whose load has not been waited for, which CuTe's kernels have; the load is then complete."""
         row, warp = np.indices(warps.shape)
         known = self.known[row, warp, (row % self.cluster * self.warps + warp) * 3 + LOADS]
         pending = warps & np.any([self.loaded[name] > known for name in names], axis=0)
         if pending.any():
             block, first = (int(i) for i in np.argwhere(pending)[0])
             self._forbid(event, block, first * LANES, Tcgen05Fault.LOADED_TOO_EARLY)
+        for name in names:
+            self._complete_own(LOADS, warps, self.loaded[name])
 
     def __call__(self, event: ExecutedStatement) -> None:
         """Follow a statement that threads have executed. Raises UndefinedBehaviour."""
