@@ -1,29 +1,130 @@
-"""Targets, and the names of the GPUs that have them.
+"""Targets, what each has, and the names of the GPUs that have them.
 
 `resolve_target` is the only place where a name becomes a target: "H100", "h200" and "sm_90a" all become "sm_90a".
 
-To add a GPU of a known target: its name in `GPU_NAMES`. To add a target: a line in `TARGETS`, and its GPUs in `GPU_NAMES`.
+To add a GPU of a known target: its name in `GPU_NAMES`. To add a target: a row of `TARGETS`, and its GPUs in `GPU_NAMES`.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from re import fullmatch, split
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.engine.formats.number_formats import UE4M3, UE8M0, Format
 from tcemu.engine.isa.grammar import shorten_text
 from tcemu.engine.isa.other_makers import OTHER_TARGETS, find_other_target
 from tcemu.engine.isa.syntax_table import Version
+from tcemu.engine.isa.tcgen05_kinds import FP4_KINDS, KINDS
 
-# Targets, and the PTX ISA version that introduced each: the notes of .target, which the assembler follows. "a": features of this
-# architecture alone; "f": features of its family, since PTX ISA 8.8
-TARGETS: dict[str, Version] = {
-    "sm_70": (6, 0), "sm_72": (6, 1), "sm_75": (6, 3), "sm_80": (7, 0), "sm_86": (7, 1), "sm_87": (7, 4), "sm_88": (9, 0), "sm_89": (7, 8),
-    "sm_90": (7, 8), "sm_90a": (8, 0),
-    "sm_100": (8, 6), "sm_100f": (8, 8), "sm_100a": (8, 6), "sm_103": (8, 8), "sm_103f": (8, 8), "sm_103a": (8, 8),
-    "sm_110": (9, 0), "sm_110f": (9, 0), "sm_110a": (9, 0),
-    "sm_120": (8, 7), "sm_120f": (8, 8), "sm_120a": (8, 7), "sm_121": (8, 8), "sm_121f": (8, 8), "sm_121a": (8, 8),
-}  # fmt: skip
+BlockScale = tuple[Format, int]  # type of a block scale, and elements of a row that share one
+
+
+class TargetName(NamedTuple):
+    """The parts of a target's name."""
+
+    number: int  # ten times the compute capability, such as 90
+    suffix: str = ""  # "a": features of this architecture alone; "f": features of its family, since PTX ISA 8.8
+
+    @property
+    def family(self) -> int:
+        """Number of the family: the major compute capability."""
+        return self.number // 10
+
+
+def split_target(name: str) -> TargetName:
+    """Return the parts of a target's name, also of one that tcemu does not know: (90, "a") for "sm_90a".
+
+    Args:
+        name: Name of a target of NVIDIA, such as "sm_90a".
+
+    Raises:
+        ValueError: The text is no target's name.
+    """
+    match = fullmatch(r"sm_(\d+)([af]?)", name)
+    if match is None:
+        raise ValueError(f"target {shorten_text(name)!r}: expected a name such as sm_90a")
+    return TargetName(int(match[1]), match[2])
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What a target has. Code asks for these capabilities, never for a name.
+
+    The instructions of a target are rows of `tcemu.engine.isa.syntax_table` and `tcemu.engine.isa.statement_table`, its arithmetic is in
+    `tcemu.engine.architectures`.
+    """
+
+    name: str  # "sm_90a"
+    since: Version  # PTX ISA version that introduced the target: the notes of .target, which the assembler follows
+    library_unit: str = "mma"  # unit by which libraries multiply: "mma", "wgmma" or "tcgen05"
+    shared_kib: int = 227  # KiB of shared memory of a block at most
+    has_clusters: bool = False  # a launch may have clusters of blocks
+    map_types: int = 12  # largest element type of a tensor map that tensormap.replace writes
+    loads_all_rows: bool = False  # ldmatrix reads a row at the address of every lane, also where `op` has fewer rows
+    tensor_columns: int = 0  # columns of tensor memory; 0: the target has none
+    depths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # K of dense tcgen05.mma by kind
+    block_scales: frozenset[BlockScale] = frozenset()  # of tcgen05.mma
+    public: str = ""  # what is public of a target whose arithmetic nobody has published; "": the arithmetic is modelled
+
+    @property
+    def number(self) -> int:
+        """Ten times the compute capability, such as 90."""
+        return split_target(self.name).number
+
+    @property
+    def suffix(self) -> str:
+        """ "a", "f" or ""."""
+        return split_target(self.name).suffix
+
+    def multiplies(self, kind: str, k: int, scale: BlockScale | None) -> bool:
+        """Return True if tcgen05.mma of a kind has this K and this type of block scales.
+
+        Args:
+            kind: One of `tcemu.engine.isa.tcgen05_kinds.KINDS`.
+            k: K of the dense instruction.
+            scale: Type and size of the blocks; None without block scales.
+        """
+        return k in self.depths.get(kind, ()) and (scale is None or scale in self.block_scales)
+
+
+def _targets(number: int, since: Mapping[str, Version], **capabilities: Any) -> Iterator[Target]:
+    """Yield the targets of a number, by suffix. They have the capabilities, which do not differ by suffix."""
+    for suffix, version in since.items():
+        yield Target(f"sm_{number}{suffix}", version, **capabilities)
+
+
+# K and block scales of the targets with tensor memory
+DEPTHS = {kind: (row.k,) for kind, row in KINDS.items()}
+WITH_K_96 = DEPTHS | {kind: (64, 96) for kind in FP4_KINDS}  # 9.7.16.4.2: which only the instruction descriptor shows
+BLOCK_SCALES = frozenset({(UE8M0, 32), (UE8M0, 16), (UE4M3, 16)})  # table 44
+_NEWER: dict[str, Any] = {"has_clusters": True, "map_types": 15}
+_TENSOR_MEMORY = _NEWER | {"library_unit": "tcgen05", "tensor_columns": 512, "depths": DEPTHS, "block_scales": BLOCK_SCALES}
+
+
+def _tensor_memory_targets(number: int, base: Version, **exact: Any) -> Iterator[Target]:
+    """Yield the targets of a number with tensor memory, which those with a suffix have; `exact`: capabilities of the one with "a"."""
+    yield Target(f"sm_{number}", base, **_NEWER)
+    yield Target(f"sm_{number}f", max(base, (8, 8)), **_TENSOR_MEMORY)
+    yield Target(f"sm_{number}a", base, **_TENSOR_MEMORY | exact)
+
+
+# KiB of shared memory: CUDA C++ programming guide, technical specifications per compute capability
+TARGETS: dict[str, Target] = {target.name: target for target in (
+    Target("sm_70", (6, 0), shared_kib=96), Target("sm_72", (6, 1), shared_kib=96),
+    Target("sm_75", (6, 3), shared_kib=64, loads_all_rows=True),
+    Target("sm_80", (7, 0), shared_kib=163), Target("sm_86", (7, 1), shared_kib=99), Target("sm_87", (7, 4), shared_kib=163),
+    Target("sm_88", (9, 0)), Target("sm_89", (7, 8), shared_kib=99),
+    Target("sm_90", (7, 8), has_clusters=True), Target("sm_90a", (8, 0), library_unit="wgmma", has_clusters=True),
+    *_tensor_memory_targets(100, (8, 6)),
+    *_tensor_memory_targets(103, (8, 8), depths=WITH_K_96),
+    *_tensor_memory_targets(110, (9, 0)),
+    *_targets(120, {"": (8, 7), "f": (8, 8), "a": (8, 7)}, shared_kib=99, **_NEWER),
+    *_targets(121, {"": (8, 8), "f": (8, 8), "a": (8, 8)}, shared_kib=99, **_NEWER),
+)}  # fmt: skip
+DEFAULT_TARGET, DEFAULT_SCALED_TARGET = "sm_90a", "sm_100a"  # of functions and commands; with block scales
 # Targets whose arithmetic nobody has published, by their number and the name of the architecture: what is public of them
 UNKNOWN_TARGETS: dict[str, tuple[str, str]] = {
     "sm_107": (
@@ -142,6 +243,17 @@ def resolve_target(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"target: expected a string such as 'sm_90a' or 'H100', got {type(name).__name__}")
     return name if name in TARGETS or name in OTHER_TARGETS else _resolve_gpu_name(name)
+
+
+def library_unit(target: str) -> str:
+    """Return the unit by which libraries multiply on a target: "mma", "wgmma" or "tcgen05"; "" for another maker's machine.
+
+    Args:
+        target: Target, as `resolve_target` returns it.
+
+    Source: CUTLASS and cuBLAS use wgmma on sm_90a and tcgen05 wherever PTX has it.
+    """
+    return TARGETS[target].library_unit if target in TARGETS else ""
 
 
 Meanings = dict[str, list[str]]  # GPUs with a name, by the target that the name may mean
