@@ -115,7 +115,11 @@ def _decode_depth(op: Tcgen05Mma, kind: KindRow, value: int, fail: Callable[[str
     depth = next((row for row in kind.depths if row.code == code), None)
     if depth is None:
         raise fail(f"the field of K is {code}; .kind::{op.kind} has {', '.join(f'{row.code} for {row.k}' for row in kind.depths)}")
-    return depth.k * (2 if op.sparse and depth.sparse else 1)
+    usual = 2 * kind.k
+    if op.sparse and not depth.sparse:
+        stated = f"2 x {depth.k}" if depth.k == usual else str(depth.k)
+        raise fail(f"K of .kind::{op.kind} sparse is {usual}, not {stated}")
+    return depth.k * (2 if op.sparse else 1)
 
 
 def _decode_scale(op: Tcgen05Mma, value: int, reserved: dict[str, int], fail: Callable[[str], Unsupported]) -> Format:

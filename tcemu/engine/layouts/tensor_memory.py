@@ -186,7 +186,7 @@ def scale_cells(rows: int, count: int, byte_id: int = 0) -> ScaleCells:
         count: Scales per row.
         byte_id: Scale factor ID of the instruction descriptor.
 
-    Source: PTX ISA 9.7.16.10.7; K = 96, whose scales pass from one chunk of columns to the next, after CUTLASS (inferred).
+    Source: PTX ISA 9.7.16.10.7; more than four scales, which pass from one chunk of columns to the next, after CUTLASS (inferred).
     """
     x, byte = np.arange(rows, dtype=np.int32)[:, None], byte_id + np.arange(count, dtype=np.int32)
     chunk = 8 if rows > 128 else 4
