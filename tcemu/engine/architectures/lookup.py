@@ -163,7 +163,8 @@ def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> Mod
     modelled = family_targets(family)
     what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
     legal = f"there is no evidence of what {target} computes for it"
-    if known := UNKNOWN.get(target) or (TARGETS[target].public if target in TARGETS else ""):
+    name = resolve_target(target)
+    if known := UNKNOWN.get(name) or (TARGETS[name].public if name in TARGETS else ""):
         raise NotModelled(f"{op}: {legal}; known is: {known}")
     raise NotModelled(f"{op}: {legal}; {what_works}. The rows, with their evidence: tcemu list --evidence")
 
