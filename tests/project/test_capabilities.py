@@ -92,3 +92,22 @@ def test_the_rule_finds_what_it_forbids():
         assert list(name_tests(ast.parse(text))), text
     assert not list(name_tests(ast.parse("row.name.startswith('tcgen05')")))
     assert named_targets(ast.parse("x == 'sm_75'")) == {"sm_75"} and not named_targets(ast.parse("'needs sm_80 or later'"))
+
+
+# The rows by which Rubin came: a new target touches these files of the package and no other
+RUBIN = {
+    "engine/isa/targets.py": "its names, what it has, its GPUs",
+    "engine/isa/tcgen05_kinds.py": "K of 64 and 128, ue5m3, their codes in the descriptor",
+    "engine/isa/syntax_table.py": "the forms of tcgen05 that the target ending in a has",
+    "engine/isa/statement_table.py": "stochastic rounding, which the target ending in a has",
+}
+TEXTS = {"engine/formats/number_formats.py": "a comment: whose format ue5m3 is"}  # prose that names Rubin
+
+
+def test_a_new_target_is_rows():
+    """Counted, so that code which learns of Rubin is noticed."""
+    naming = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if re.search(r"sm_?107|[Rr]ubin|10, 7", path.read_text())}
+    assert naming == RUBIN.keys() | TEXTS.keys() and len(RUBIN) == 4
+    assert RUBIN.keys() - {"engine/isa/tcgen05_kinds.py"} <= ROWS.keys()
+    kinds = trees()["engine/isa/tcgen05_kinds.py"]  # a table: its only code is a range and the K that every target has
+    assert [node.name for node in ast.walk(kinds) if isinstance(node, ast.FunctionDef)] == ["_multiples", "k"]

@@ -13,7 +13,7 @@ from re import fullmatch, split
 from typing import Any, NamedTuple
 
 from tcemu.base.errors import NotModelled, Unsupported
-from tcemu.engine.formats.number_formats import UE4M3, UE8M0, Format
+from tcemu.engine.formats.number_formats import UE4M3, UE5M3, UE8M0, Format
 from tcemu.engine.isa.grammar import shorten_text
 from tcemu.engine.isa.other_makers import OTHER_TARGETS, find_other_target
 from tcemu.engine.isa.syntax_table import Version
@@ -111,6 +111,19 @@ def _tensor_memory_targets(number: int, base: Version, **exact: Any) -> Iterator
     yield Target(f"sm_{number}a", base, **_TENSOR_MEMORY | exact)
 
 
+# Rubin. CUTLASS 4.8 (mma_traits_sm107.hpp, mma_sm107_umma.hpp) has the K and the block scales, each of both sizes of blocks; 576 columns:
+# its tensor-memory allocator. ptxas 13.5 takes its statements as it takes those of sm_103, and .target sm_107 from PTX ISA 9.4 on
+_RUBIN_PUBLIC = (
+    "PTX ISA 9.4 and CUTLASS 4.8 name FP8 products of K = 64, FP4 products of K = 96 and 128, block scales of ue5m3 and 576 columns of "
+    "tensor memory; nobody has published whether a step of K = 64 or 128 is one sum"
+)
+_RUBIN = _TENSOR_MEMORY | {
+    "tensor_columns": 576, "public": _RUBIN_PUBLIC,
+    "depths": DEPTHS | {"f8f6f4": (32, 64), "mxf8f6f4": (32, 64), "mxf4nvf4": (64, 128)},
+    "block_scales": BLOCK_SCALES | {(UE4M3, 32), (UE5M3, 32), (UE5M3, 16)},
+}  # fmt: skip
+_RUBIN_EXACT = _RUBIN | {"depths": {**_RUBIN["depths"], "mxf4": (64, 96), "mxf4nvf4": (64, 96, 128)}}
+
 # KiB of shared memory: CUDA C++ programming guide, technical specifications per compute capability
 TARGETS: dict[str, Target] = {target.name: target for target in (
     Target("sm_70", (6, 0), shared_kib=96), Target("sm_72", (6, 1), shared_kib=96),
@@ -120,19 +133,15 @@ TARGETS: dict[str, Target] = {target.name: target for target in (
     Target("sm_90", (7, 8), has_clusters=True), Target("sm_90a", (8, 0), library_unit="wgmma", has_clusters=True),
     *_tensor_memory_targets(100, (8, 6)),
     *_tensor_memory_targets(103, (8, 8), depths=WITH_K_96),
+    Target("sm_107", (9, 4), public=_RUBIN_PUBLIC, **_NEWER), Target("sm_107f", (9, 4), **_RUBIN),
+    Target("sm_107a", (9, 4), **_RUBIN_EXACT),
     *_tensor_memory_targets(110, (9, 0)),
     *_targets(120, {"": (8, 7), "f": (8, 8), "a": (8, 7)}, shared_kib=99, **_NEWER),
     *_targets(121, {"": (8, 8), "f": (8, 8), "a": (8, 8)}, shared_kib=99, **_NEWER),
 )}  # fmt: skip
 DEFAULT_TARGET, DEFAULT_SCALED_TARGET = "sm_90a", "sm_100a"  # of functions and commands; with block scales
 # Targets whose arithmetic nobody has published, by their number and the name of the architecture: what is public of them
-UNKNOWN_TARGETS: dict[str, tuple[str, str]] = {
-    "sm_107": (
-        "Rubin",
-        "PTX ISA 9.4 and CUTLASS 4.8 name FP8 products of K = 64, FP4 products of K = 96 and 128, block scales of ue5m3 and 576 columns of "
-        "tensor memory; nobody has published whether a step of K = 64 or 128 is one sum",
-    ),
-}
+UNKNOWN_TARGETS: dict[str, tuple[str, str]] = {}
 RENAMED_TARGETS = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
 
 
@@ -145,7 +154,8 @@ class GpuGeneration(NamedTuple):
 
 # GPUs by compute capability. Source: https://developer.nvidia.com/cuda-gpus; 7.0, 7.2: https://developer.nvidia.com/cuda-legacy-gpus.
 # GPUs of 7.5 without tensor cores (GTX 16, T1000 and smaller) are left out. These names are not in NVIDIA's list: H20, whose 9.0 is from
-# NVIDIA's MIG User Guide, Supported GPUs; names of a product family, such as "Jetson Orin"; names of a machine, such as "Jetson Thor";
+# NVIDIA's MIG User Guide, Supported GPUs; names of a product family, such as "Jetson Orin"; names of a machine, such as "Jetson Thor"
+# or "Vera Rubin", whose 10.7 is CUTLASS's;
 # variants for a cloud, a country or a power limit, which have the chip of their neighbour here: H800, A800, A10G, A10M, T4G, V100S, L20,
 # L2, RTX 4090 D, B100.
 # The names of the architectures are from the CUDA Programming Guide; for Thor, from the MIG User Guide.
@@ -171,6 +181,7 @@ GPU_NAMES: dict[tuple[int, int], GpuGeneration] = {
     (9, 0): GpuGeneration("Hopper", ("H100", "H200", "GH200", "H20", "H800")),
     (10, 0): GpuGeneration("Blackwell", ("B200", "GB200", "B100")),
     (10, 3): GpuGeneration("Blackwell", ("B300", "GB300")),
+    (10, 7): GpuGeneration("Rubin", ("Rubin", "Vera Rubin")),
     (11, 0): GpuGeneration("Blackwell", ("Jetson T5000", "Jetson T4000", "Jetson Thor", "Jetson AGX Thor")),
     (12, 0): GpuGeneration("Blackwell", (
         "RTX PRO 6000 Blackwell", "RTX PRO 5000 Blackwell", "RTX PRO 4500 Blackwell", "RTX PRO 4000 Blackwell", "RTX PRO 2000 Blackwell",

@@ -5,7 +5,7 @@ A row says what some target has. Which target has which K and which scales is in
 
 from typing import NamedTuple
 
-from tcemu.engine.formats.number_formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, S8, S32, TF32, U8, UE4M3, UE8M0, Format
+from tcemu.engine.formats.number_formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, S8, S32, TF32, U8, UE4M3, UE5M3, UE8M0, Format
 
 
 def _multiples(first: int, last: int, step: int) -> tuple[int, ...]:
@@ -53,30 +53,38 @@ ONE_SIZE = {1: ShapeRow((128,), _multiples(8, 256, 8)), 2: ShapeRow((256,), _mul
 BY_K_64, BY_K_96 = DepthRow(64), DepthRow(96, code=1, shapes=ONE_SIZE, sparse=False, absolute=True)
 UNSCALED = {"6": 1 << 6, "23": 1 << 23, "29": 1 << 29}
 SCALED = {"0, 1 and 3": 0b1011, "6": 1 << 6, "24 to 26": 0b111 << 24}
+# Rubin's, after CUTLASS 4.8: mma_traits_sm107.hpp, mma_sm107_umma.hpp and, of the descriptor, CuTe DSL's Tcgen05InstrDesc,
+# Tcgen05MxInstrDesc and Tcgen05MxOmmaInstrDesc. PTX ISA 9.4, 9.7.18.10.7, has block16 with K = 128, sparse 256. 9.4 itself was not read
+WIDE_SIZE = {1: ShapeRow((128,), _multiples(16, 256, 16)), 2: ShapeRow((256,), _multiples(32, 256, 32))}
+FP8_K_64 = DepthRow(64, code=1, shapes=WIDE_SIZE, multiplicands=(E4M3, E5M2), sparse=False, stationary=False)
+SCALED_K_64, BY_K_128 = DepthRow(64, code=1, shapes=ONE_SIZE, sparse=False), DepthRow(128, code=2, shapes=ONE_SIZE)
 
 # PTX ISA tables 39, 42 to 44, 56 and 57; K = 96, which has no table: 9.7.16.4.2
 KINDS: dict[str, KindRow] = {
     "f16": KindRow({F16: 0, BF16: 1}, {F16: 0, F32: 1}, (DepthRow(16),), reserved=UNSCALED),
     "tf32": KindRow({TF32: 2}, {F32: 1}, (DepthRow(8),), reserved=UNSCALED),
-    "f8f6f4": KindRow(F8F6F4, {F16: 0, F32: 1}, (DepthRow(32),), reserved=UNSCALED),
+    "f8f6f4": KindRow(
+        F8F6F4, {F16: 0, F32: 1}, (DepthRow(32), FP8_K_64), depth_bits=(29,), reserved={"6": 1 << 6, "23": 1 << 23}
+    ),
     "i8": KindRow({U8: 0, S8: 1}, {S32: 2}, (DepthRow(32),), reserved=UNSCALED),
     "mxf8f6f4": KindRow(
-        F8F6F4, {F32: 0}, (DepthRow(32),), {None: 32, "scale_vec::1X": 32, "block32": 32}, {32: (UE8M0,)},
-        reserved=SCALED | {"31": 1 << 31},
+        F8F6F4, {F32: 0}, (DepthRow(32), SCALED_K_64), {None: 32, "scale_vec::1X": 32, "block32": 32}, {32: (UE8M0,)},
+        depth_bits=(31,), reserved=SCALED,
     ),
     "mxf4": KindRow(
         {E2M1: 1}, {F32: 0}, (BY_K_64, BY_K_96), {None: 32, "scale_vec::2X": 32, "block32": 32}, {32: (UE8M0,)},
         depth_bits=(31,), reserved=SCALED,
     ),
     "mxf4nvf4": KindRow(
-        {E2M1: 1}, {F32: 0}, (BY_K_64, BY_K_96), {"scale_vec::2X": 32, "scale_vec::4X": 16, "block32": 32, "block16": 16},
-        {32: (UE8M0,), 16: (UE4M3, UE8M0)}, depth_bits=(31,), reserved=SCALED,
+        {E2M1: 1}, {F32: 0}, (BY_K_64, BY_K_96, BY_K_128), {"scale_vec::2X": 32, "scale_vec::4X": 16, "block32": 32, "block16": 16},
+        {32: (UE8M0, UE4M3, UE5M3), 16: (UE4M3, UE8M0, UE5M3)}, depth_bits=(31, 3),
+        reserved={"0 and 1": 0b11, "6": 1 << 6, "25 and 26": 0b11 << 25},
     ),
 }  # fmt: skip
 SCALED_KINDS = tuple(name for name, row in KINDS.items() if row.sizes)
 FP4_KINDS = ("mxf4", "mxf4nvf4")  # whose operands are packed, two elements a byte
-SCALE_CODES = {UE4M3: 0, UE8M0: 1}  # in the descriptor, from bit 23 on
-SCALE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,), 3: (0, 1, 2, 3), 6: (0, 2)}  # valid IDs by scales per row: 9.7.16.10.7
+SCALE_CODES = {UE4M3: 0, UE8M0: 1, UE5M3: 2}  # in the descriptor, from bit 23 on
+SCALE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,), 3: (0, 1, 2, 3), 6: (0, 2), 8: (0,)}  # valid IDs by scales per row: 9.7.16.10.7
 USUAL_SIZES = {  # the .scale_vectorsize that every target has, and the types of the scales
     "mxf8f6f4": ((None, UE8M0),), "mxf4": ((None, UE8M0),), "mxf4nvf4": (("block16", UE4M3), ("block16", UE8M0), ("block32", UE8M0)),
 }  # fmt: skip
