@@ -71,7 +71,6 @@ def test_targets_are_named_in_rows_alone():
 SPELLINGS = {
     ("engine/isa/targets.py", "fullmatch('sm_(\\\\d+)([af]?)', name)"),  # `split_target`, the one place
     ("engine/isa/targets.py", "fullmatch('sm ?\\\\d.*', unknown)"),  # names that people write
-    ("engine/isa/targets.py", "target.removeprefix('sm_')"),
     ("engine/backends/cuda/nvrtc.py", "architecture.startswith('sm_')"),  # NVRTC's "sm_90" or "compute_90"
     ("kernels/ptx/cuda_source.py", "resolve_target(target).replace('sm_', 'compute_')"),
     ("kernels/ptx/scalar/number_conversions.py", "target[0]"),  # the target format of a conversion

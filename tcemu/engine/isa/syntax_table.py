@@ -291,8 +291,7 @@ def _wgmma() -> Iterator[SyntaxRow]:
         yield SyntaxRow(WgmmaControl, section, "", ("",), (("sm_90a", (8, 0)),), {"name": (f"wgmma.{name}",)}, ())
 
 
-# targets with tcgen05: the Target ISA Notes of 9.7.16, as ptxas 13.0 and, of sm_107, 13.5 read them (sm_110 was
-# sm_101 before PTX ISA 9.0)
+# targets with tcgen05: the Target ISA Notes of 9.7.16, as ptxas 13.0 and, of sm_107, 13.5 read them (sm_110 was sm_101 before PTX ISA 9.0)
 TCGEN05: Needs = (("sm_100a", (8, 6)), ("sm_100f+", (8, 8)), ("sm_110f+", (9, 0)))
 TCGEN05_EXACT: Needs = (("sm_100a", (8, 6)), ("sm_103a", (8, 8)), ("sm_107a", (9, 4)), ("sm_110a", (9, 0)))  # no family target
 TCGEN05_I8: Needs = (("sm_100a", (8, 6)), ("sm_110a", (9, 0)))

@@ -12,7 +12,7 @@ from functools import cache
 from re import fullmatch, split
 from typing import Any, NamedTuple
 
-from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.errors import Unsupported
 from tcemu.engine.formats.number_formats import UE4M3, UE5M3, UE8M0, Format
 from tcemu.engine.isa.grammar import shorten_text
 from tcemu.engine.isa.other_makers import OTHER_TARGETS, find_other_target
@@ -140,8 +140,6 @@ TARGETS: dict[str, Target] = {target.name: target for target in (
     *_targets(121, {"": (8, 8), "f": (8, 8), "a": (8, 8)}, shared_kib=99, **_NEWER),
 )}  # fmt: skip
 DEFAULT_TARGET, DEFAULT_SCALED_TARGET = "sm_90a", "sm_100a"  # of functions and commands; with block scales
-# Targets whose arithmetic nobody has published, by their number and the name of the architecture: what is public of them
-UNKNOWN_TARGETS: dict[str, tuple[str, str]] = {}
 RENAMED_TARGETS = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
 
 
@@ -154,10 +152,9 @@ class GpuGeneration(NamedTuple):
 
 # GPUs by compute capability. Source: https://developer.nvidia.com/cuda-gpus; 7.0, 7.2: https://developer.nvidia.com/cuda-legacy-gpus.
 # GPUs of 7.5 without tensor cores (GTX 16, T1000 and smaller) are left out. These names are not in NVIDIA's list: H20, whose 9.0 is from
-# NVIDIA's MIG User Guide, Supported GPUs; names of a product family, such as "Jetson Orin"; names of a machine, such as "Jetson Thor"
-# or "Vera Rubin", whose 10.7 is CUTLASS's;
-# variants for a cloud, a country or a power limit, which have the chip of their neighbour here: H800, A800, A10G, A10M, T4G, V100S, L20,
-# L2, RTX 4090 D, B100.
+# NVIDIA's MIG User Guide, Supported GPUs; Rubin, whose 10.7 is CUTLASS's; names of a product family, such as "Jetson Orin"; names of a
+# machine, such as "Jetson Thor"; variants for a cloud, a country or a power limit, which have the chip of their neighbour here: H800,
+# A800, A10G, A10M, T4G, V100S, L20, L2, RTX 4090 D, B100.
 # The names of the architectures are from the CUDA Programming Guide; for Thor, from the MIG User Guide.
 GPU_NAMES: dict[tuple[int, int], GpuGeneration] = {
     (7, 0): GpuGeneration("Volta", ("V100", "Quadro GV100", "TITAN V", "V100S")),
@@ -248,7 +245,6 @@ def resolve_target(name: str) -> str:
 
     Raises:
         Unsupported: The name is unknown, or it may mean several targets. The message lists the nearest names or the targets.
-        NotModelled: PTX has the target, and nobody has published its arithmetic. The message says what is public.
         TypeError: `name` is no string.
     """
     if not isinstance(name, str):
@@ -305,7 +301,6 @@ def _resolve_gpu_name(name: str) -> str:
     bare_name = " ".join(word for word in text.split() if not fullmatch(_IGNORED_WORDS, word))
     if target := _capability_name(bare_name):
         return target
-    _refuse_unknown_target(bare_name)
     for key in (_normalized(bare_name), _normalized(_without_brand(bare_name))):
         meanings = _gpu_names().get(key, {})
         if len(meanings) == 1:
@@ -324,16 +319,6 @@ def _resolve_gpu_name(name: str) -> str:
         f"unknown target {shorten_text(name)!r}{hint}; tcemu knows GPUs by name, such as H100 (tcemu list --gpus), compute capabilities, "
         f"such as 9.0, and the targets {', '.join(TARGETS)}"
     )
-
-
-def _refuse_unknown_target(name: str) -> None:
-    """Raise NotModelled for a target of `UNKNOWN_TARGETS`, for its compute capability and for its architecture."""
-    for target, (architecture, public) in UNKNOWN_TARGETS.items():
-        number = target.removeprefix("sm_")
-        numbers = rf"(sm|cc|compute|computecapability)?({number}[af]?|{number[:-1]}\.{number[-1]})"
-        if fullmatch(rf"(vera)?{architecture.lower()}|{numbers}", _normalized(name)):
-            known = f"tcemu knows the targets {', '.join(TARGETS)}"
-            raise NotModelled(f"target {shorten_text(name)!r}: {target} is {architecture}. {public}. {known}")
 
 
 def _other_names() -> str:
