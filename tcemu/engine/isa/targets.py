@@ -117,12 +117,12 @@ _RUBIN_PUBLIC = (
     "PTX ISA 9.4 and CUTLASS 4.8 name FP8 products of K = 64, FP4 products of K = 96 and 128, block scales of ue5m3 and 576 columns of "
     "tensor memory; nobody has published whether a step of K = 64 or 128 is one sum"
 )
-_RUBIN = _TENSOR_MEMORY | {
+_RUBIN: dict[str, Any] = _TENSOR_MEMORY | {
     "tensor_columns": 576, "public": _RUBIN_PUBLIC,
     "depths": DEPTHS | {"f8f6f4": (32, 64), "mxf8f6f4": (32, 64), "mxf4nvf4": (64, 128)},
     "block_scales": BLOCK_SCALES | {(UE4M3, 32), (UE5M3, 32), (UE5M3, 16)},
 }  # fmt: skip
-_RUBIN_EXACT = _RUBIN | {"depths": {**_RUBIN["depths"], "mxf4": (64, 96), "mxf4nvf4": (64, 96, 128)}}
+_RUBIN_EXACT: dict[str, Any] = _RUBIN | {"depths": {**_RUBIN["depths"], "mxf4": (64, 96), "mxf4nvf4": (64, 96, 128)}}
 
 # KiB of shared memory: CUDA C++ programming guide, technical specifications per compute capability
 TARGETS: dict[str, Target] = {target.name: target for target in (
