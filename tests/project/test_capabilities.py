@@ -69,7 +69,7 @@ def test_targets_are_named_in_rows_alone():
 
 # Expressions that take a name apart without asking anything of the target
 SPELLINGS = {
-    ("engine/isa/targets.py", "fullmatch('sm_(\\\\d+)([af]?)', name)"),  # `split_target`, the one place
+    ("engine/isa/targets.py", "fullmatch('sm_(\\\\d+)([af]?)', name)"),  # `parse_target_name`, the one place
     ("engine/isa/targets.py", "fullmatch('sm ?\\\\d.*', unknown)"),  # names that people write
     ("engine/backends/cuda/nvrtc.py", "architecture.startswith('sm_')"),  # NVRTC's "sm_90" or "compute_90"
     ("kernels/ptx/cuda_source.py", "resolve_target(target).replace('sm_', 'compute_')"),

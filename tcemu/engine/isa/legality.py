@@ -16,7 +16,7 @@ from tcemu.engine.isa.other_makers import OTHER_TARGETS, UNIT_FAMILIES, Unit, ch
 from tcemu.engine.isa.short_names import ALIASES, canonical_short_name, instructions_by_name
 from tcemu.engine.isa.statement_table import PtxStatement, describe_forms, find_forms, form_needs, rows_by_name
 from tcemu.engine.isa.syntax_table import QUALIFIER_SINCE, Needs, Version, statement_needs, syntax_row, syntax_rows
-from tcemu.engine.isa.targets import TARGETS, library_unit, resolve_target, split_target
+from tcemu.engine.isa.targets import TARGETS, library_unit, parse_target_name, resolve_target
 from tcemu.engine.isa.tcgen05 import Tcgen05Product
 from tcemu.engine.isa.tcgen05_kinds import KINDS
 
@@ -299,10 +299,10 @@ def _matching_targets(need: str) -> frozenset[str]:
 
     if not need.endswith("+"):
         return frozenset({need})
-    first = split_target(need[:-1])
+    first = parse_target_name(need[:-1])
     later = (row for row in TARGETS.values() if row.number >= first.number)
     if first.suffix:
-        return frozenset(row.name for row in later if row.suffix and split_target(row.name).family == first.family)
+        return frozenset(row.name for row in later if row.suffix and parse_target_name(row.name).family == first.family)
     return frozenset(row.name for row in later)
 
 

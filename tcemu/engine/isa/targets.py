@@ -34,7 +34,7 @@ class TargetName(NamedTuple):
         return self.number // 10
 
 
-def split_target(name: str) -> TargetName:
+def parse_target_name(name: str) -> TargetName:
     """Return the parts of a target's name, also of one that tcemu does not know: (90, "a") for "sm_90a".
 
     Args:
@@ -72,12 +72,12 @@ class Target:
     @property
     def number(self) -> int:
         """Ten times the compute capability, such as 90."""
-        return split_target(self.name).number
+        return parse_target_name(self.name).number
 
     @property
     def suffix(self) -> str:
         """ "a", "f" or ""."""
-        return split_target(self.name).suffix
+        return parse_target_name(self.name).suffix
 
     def multiplies(self, kind: str, k: int, scale: BlockScale | None) -> bool:
         """Return True if tcgen05.mma of a kind has this K and this type of block scales.

@@ -474,6 +474,7 @@ def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recip
     Raises:
         ValueError: an unknown name, or two targets.
         Unsupported: the target has no such instruction. The message lists the targets that work.
+        NotModelled: nobody has published the target's arithmetic.
     """
     name, target = _split_recipe_name(name, target)
     row = ROWS[name]
@@ -484,7 +485,8 @@ def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recip
             for one in (name, *row.backward):
                 _recipe_from_row(one, target, {})
         except (Unsupported, NotModelled) as error:
-            raise Unsupported(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
+            refusal = NotModelled if target in TARGETS and TARGETS[target].public and isinstance(error, NotModelled) else Unsupported
+            raise refusal(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
     if "backward" not in changes:
         changes["backward"] = tuple(_recipe_from_row(gradient, target, {}) for gradient in row.backward)
     return _recipe_from_row(name, target, changes)

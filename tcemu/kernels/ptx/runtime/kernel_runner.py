@@ -12,7 +12,7 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.families import LANES
-from tcemu.engine.isa.targets import TARGETS, resolve_target, split_target
+from tcemu.engine.isa.targets import TARGETS, parse_target_name, resolve_target
 from tcemu.kernels.ptx.cuda_source import Source, read_module
 from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.kernels.ptx.linker.contraction import fuse_products
@@ -145,7 +145,7 @@ def _compatible_target(module: Module, target: str) -> str:
     named = resolve_target(target)
     if named not in TARGETS:
         raise Unsupported(f"target: got {named}; PTX runs on NVIDIA's GPUs alone")
-    have, want = split_target(named), split_target(module.target)
+    have, want = parse_target_name(named), parse_target_name(module.target)
     runs = have == want or have.number >= want.number
     if want.suffix == "a":
         runs = have == want
