@@ -106,6 +106,7 @@ def record_statements(paths: dict[str, str]) -> dict[str, object]:
     texts = [(i, f"{spelling} {text};") for i, spelling in enumerate(asked) for text in statement_candidates.operands(spelling)]
     columns = [(name, NEWEST[name], target) for name in TARGETS for target in TARGETS[name].split()]
     columns += [("12.9", isa, target) for target, least in HISTORY.items() for isa in VERSIONS if version(isa) >= version(least)]
+    columns += [("13.5", "9.5", target) for target in ("sm_107", "sm_107f", "sm_107a")]  # newer than PTX ISA 9.3
     masks = [0] * len(asked)
     for number, (name, isa, target) in enumerate(columns):
         wide = statement_candidates.WIDE if version(isa) >= (8, 3) else ""

@@ -1,8 +1,9 @@
 """Ask NVIDIA's assembler which statements of tcgen05 it takes, and keep the answers in tcgen05_answers.json.xz.
 
-    python tests/assembler/record_tcgen05.py PTXAS_13.0
+    python tests/assembler/record_tcgen05.py PTXAS_13.0 PTXAS_13.5
 
-The assembler is in the CUDA toolkit 13.0 or in the package nvidia-cuda-nvcc 13.0. A run takes about two minutes on one core.
+The assemblers are in the CUDA toolkits 13.0 and 13.5 or in the packages nvidia-cuda-nvcc of these versions. 13.5 is asked about the targets
+that 13.0 does not know. A run takes about three minutes on one core.
 
 A question is a kernel with up to 400 statements of one cta_group, since ptxas refuses two in a function. The lines that it names are
 faulty; they are left out, and the question is put again until the rest goes through the whole assembler.
@@ -28,10 +29,11 @@ HEADER = """.version {isa}
 PART = 400
 FILLER = "mov.b32 %r0, %r1;"  # behind each statement, since a syntax error may also be reported for the next line
 COLUMNS = [
-    *(("9.0", f"sm_{number}{suffix}") for number in (100, 103, 110) for suffix in ("a", "f", "")),
-    *(("9.0", target) for target in ("sm_120a", "sm_121f", "sm_90a")),
-    *(("8.8", target) for target in ("sm_100a", "sm_100f", "sm_103a", "sm_103f")),
-    *((isa, "sm_100a") for isa in ("8.7", "8.6")),
+    *(("13.0", "9.0", f"sm_{number}{suffix}") for number in (100, 103, 110) for suffix in ("a", "f", "")),
+    *(("13.0", "9.0", target) for target in ("sm_120a", "sm_121f", "sm_90a")),
+    *(("13.0", "8.8", target) for target in ("sm_100a", "sm_100f", "sm_103a", "sm_103f")),
+    *(("13.0", isa, "sm_100a") for isa in ("8.7", "8.6")),
+    *(("13.5", "9.5", target) for target in ("sm_107a", "sm_107f", "sm_107")),
 ]
 
 
@@ -65,8 +67,15 @@ def taken(ptxas: str, isa: str, target: str, statements: list[str]) -> set[str]:
     return set()
 
 
-def main(ptxas: str) -> None:
+def version(ptxas: str) -> str:
     said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"V([\d.]+)", said)
+    assert found is not None, said
+    return found[1]
+
+
+def main(*assemblers: str) -> None:
+    versions = {name.rpartition(".")[0]: (ptxas, name) for ptxas in assemblers for name in [version(ptxas)]}
     everything = candidates()
     # a statement with both or neither goes with those of cta_group::1; one that mixes is alone, so that it harms no other
     groups = [
@@ -75,14 +84,14 @@ def main(ptxas: str) -> None:
     ]
     alone = [[s] for s in everything if "group::2" in s and "group::1" in s]
     masks = dict.fromkeys(everything, 0)
-    for number, (isa, target) in enumerate(COLUMNS):
+    for number, (assembler, isa, target) in enumerate(COLUMNS):
         parts = [group[i : i + PART] for group in groups for i in range(0, len(group), PART)] + alone
-        found = set().union(*(taken(ptxas, isa, target, part) for part in parts))
+        found = set().union(*(taken(versions[assembler][0], isa, target, part) for part in parts))
         for statement in found:
             masks[statement] |= 1 << number
         print(f"ISA {isa} {target}: {len(found)} of {len(everything)}", flush=True)
     record = {
-        "assembler": re.search(r"V([\d.]+)", said)[1],
+        "assembler": {name: full for name, (_, full) in versions.items()},
         "columns": COLUMNS,
         "statements": [f"{mask:x} {statement}" for statement, mask in masks.items()],
     }
@@ -91,4 +100,4 @@ def main(ptxas: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

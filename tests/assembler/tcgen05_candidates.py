@@ -34,7 +34,7 @@ def memory_statements() -> Iterator[str]:
         yield f"tcgen05.alloc.{cg}.sync.aligned.b32 [%d1], 64"
         yield f"tcgen05.alloc.{cg}.sync.aligned.shared::cluster.b32 [%r1], 64"
         yield f"tcgen05.alloc.{cg}.sync.aligned.shared::cta.b32 [%r1], %r2"
-        for n in (0, 16, 32, 48, 64, 96, 128, 256, 512, 544, 1024):
+        for n in (0, 16, 32, 48, 64, 96, 128, 256, 512, 544, 576, 1024):
             yield f"tcgen05.alloc.{cg}.sync.aligned.shared::cta.b32 [%r1], {n}"
             yield f"tcgen05.dealloc.{cg}.sync.aligned.b32 %r2, {n}"
         yield f"tcgen05.dealloc.{cg}.sync.aligned.b32 %r2, %r3"

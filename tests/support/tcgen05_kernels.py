@@ -16,7 +16,7 @@ import numpy as np
 import tcemu
 from tcemu import ptx
 
-FOLDER = Path(__file__).parents[1] / "kernels" / "tcgen05"
+FOLDER = Path(__file__).parents[1] / "ptx_files" / "tcgen05"
 TARGET = "sm_100a"
 F16, BF16, E4M3, F32 = np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float32
 

@@ -57,7 +57,7 @@ D_PLACES = {  # M, cta_group, ws -> CTA, lane, column: section 9.7.16.10.5
 }
 
 
-def place(op: Tcgen05Product, base: int):
+def place(op: Tcgen05Product, base: int, columns_of_memory: int = 512):
     """Random operands: codes of A, B and C, and the memories that hold them."""
     ctas, padded = op.cta_group, op.kind in PADDED
     a, b = codes(op, "a", (op.m, op.k)), codes(op, "b", (op.n, op.k))
@@ -72,7 +72,7 @@ def place(op: Tcgen05Product, base: int):
     for cta in range(ctas):
         k_major(a[cta * rows : (cta + 1) * rows], bits[0], padded and bits[0] < 8, 0, shared[cta])
         k_major(b[cta * columns : (cta + 1) * columns], bits[1], padded and bits[1] < 8, 16384, shared[cta])
-    tmem = RNG.integers(0, 1 << 32, (ctas, 128, 512), dtype=np.uint32)
+    tmem = RNG.integers(0, 1 << 32, (ctas, 128, columns_of_memory), dtype=np.uint32)
     for r, column in np.ndindex(op.m, op.n):
         cta, lane, at = D_PLACES[op.m, ctas, op.ws](r, column, op.n)
         tmem[cta, lane, base + at] = int(c[r, column]) | (0xABCD0000 if op.d == F16 else 0)
@@ -82,7 +82,8 @@ def place(op: Tcgen05Product, base: int):
 
 
 def result(op: Tcgen05Product, tmem: np.ndarray, base: int) -> np.ndarray:
-    tmem = np.asarray(tmem).reshape(-1, 128, 512)
+    tmem = np.asarray(tmem)
+    tmem = tmem.reshape(-1, *tmem.shape[-2:])
     d = np.zeros((op.m, op.n), np.uint32)
     for r, column in np.ndindex(op.m, op.n):
         cta, lane, at = D_PLACES[op.m, op.cta_group, op.ws](r, column, op.n)

@@ -14,6 +14,7 @@ from tcemu.engine.architectures.evidence import Evidence
 from tcemu.engine.architectures.model_rows import PANTHEON, SM_100, SM_103_110, SM_120, SM_121
 from tcemu.engine.formats.number_formats import E2M1, E2M3, E3M2, UE4M3, Format
 from tcemu.engine.isa.families import MatrixMultiply, Mma
+from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.packing import CONTAINERS
 
 REGISTERS, SCALES = "registers of mma", "scales of mma"
@@ -44,7 +45,7 @@ def _assumed(reason: str) -> Evidence:
 
 
 IGNORED = "ignored"
-_TCGEN05 = tuple(target for target in (*SM_100, *SM_103_110) if target[-1] in "fa")
+_TCGEN05 = tuple(target for target in (*SM_100, *SM_103_110) if TARGETS[target].tensor_columns)
 
 
 def _mma_rows(targets: tuple[str, ...], e2m1: Evidence, six_bits: Evidence, ue4m3: Evidence) -> Iterator[ContainerRow]:
@@ -79,6 +80,7 @@ def _rows() -> Iterator[ContainerRow]:
 
 
 ROWS = tuple(_rows())
+PADDED_SCALES = frozenset(fmt for row in ROWS if row.place == SCALES for fmt in row.formats)  # scales with a bit of padding in their byte
 
 
 def decoded_op(op: MatrixMultiply, target: str) -> MatrixMultiply:

@@ -12,7 +12,7 @@ from tcemu.engine.arithmetic.model import Model, what_if
 from tcemu.engine.formats.number_formats import S32
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.legality import check
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import TARGETS, resolve_target
 from tcemu.engine.isa.tcgen05 import Tcgen05Mma, usual_products
 
 COMPUTING_FAMILIES = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # families whose spellings say what they compute
@@ -204,8 +204,9 @@ def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> Mod
     modelled = family_targets(family)
     what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
     legal = f"there is no evidence of what {target} computes for it"
-    if target in UNKNOWN:
-        raise NotModelled(f"{op}: {legal}; known is: {UNKNOWN[target]}")
+    name = resolve_target(target)
+    if known := UNKNOWN.get(name) or (TARGETS[name].public if name in TARGETS else ""):
+        raise NotModelled(f"{op}: {legal}; known is: {known}")
     raise NotModelled(f"{op}: {legal}; {what_works}. The rows, with their evidence: tcemu list --evidence")
 
 

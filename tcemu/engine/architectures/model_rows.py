@@ -17,7 +17,8 @@ from typing import NamedTuple
 from tcemu.engine.architectures.evidence import Evidence, Spellings
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.number_formats import B1, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, S4, S8, S32, TF32, U4, U8, Format
-from tcemu.engine.isa.tcgen05 import LONG_K
+from tcemu.engine.isa.targets import TARGETS
+from tcemu.engine.isa.tcgen05_kinds import FP4_KINDS
 
 
 class ModelRow(NamedTuple):
@@ -80,7 +81,6 @@ M8N8K4_F16 = Model(F32, terms=1, fraction_bits=None, rounding="RN", chain=2)
 
 FP8, F8F6F4 = (E4M3, E5M2), (E4M3, E5M2, E3M2, E2M3, E2M1)
 INTEGERS = (S8, U8, S4, U4, B1)
-FP4_KINDS = ("mxf4", "mxf4nvf4")
 
 # ---- the evidence
 
@@ -420,8 +420,8 @@ def _fifth_generation(targets: tuple[str, ...]) -> Iterator[ModelRow]:
     and sm_110a. K = 96 is legal on sm_103a alone.
     """
     if "sm_103a" in targets:
-        yield ModelRow(("sm_103a",), "tcgen05.mma", (E2M1,), (F32,), GROUPED_96, BY_GROUPS, kinds=FP4_KINDS, k=LONG_K)
-    exact = tuple(target for target in targets if target[-1] in "fa")
+        yield ModelRow(("sm_103a",), "tcgen05.mma", (E2M1,), (F32,), GROUPED_96, BY_GROUPS, kinds=FP4_KINDS, k=96)
+    exact = tuple(target for target in targets if TARGETS[target].tensor_columns)
     with_integers = tuple(target for target in exact if target in ("sm_100a", "sm_110a"))
     for family, row in product(("tcgen05.mma", "tcgen05.mma.sp", "tcgen05.mma.ws", "tcgen05.mma.ws.sp"), TENSOR_MEMORY_ROWS):
         integers, scaled = row.accumulators == (S32,), any(kind and kind.startswith("mx") for kind in row.kinds)

@@ -41,20 +41,23 @@ class SpecialFunctionRow(NamedTuple):
     evidence: Evidence
 
 
-def _targets(least: int, most: int) -> tuple[str, ...]:
-    return tuple(target for target in TARGETS if least <= int(target[3:].rstrip("af")) <= most)
+def _targets(*numbers: int) -> tuple[str, ...]:
+    return tuple(name for name, row in TARGETS.items() if row.number in numbers)
+
+
+OLD, AMPERE, NEW = (70, 72, 75), (80, 86, 87, 88, 89), (100, 103, 110, 120, 121)
 
 
 ROWS = (
-    SpecialFunctionRow(_targets(70, 75), UNIT, BY_PTX_MATH),
-    SpecialFunctionRow(_targets(70, 75), SEQUENCES, BY_CODE),
-    SpecialFunctionRow(_targets(75, 75), NARROW, AS_SM_90),
-    SpecialFunctionRow(_targets(80, 89), UNIT, BETWEEN),
-    SpecialFunctionRow(_targets(80, 89), (*SEQUENCES, *NARROW), AS_SM_90),
-    SpecialFunctionRow(_targets(75, 89), TANH, AS_SM_90),
-    SpecialFunctionRow(_targets(90, 90), (*UNIT, *SEQUENCES, *NARROW), RECORDED),
-    SpecialFunctionRow(_targets(90, 90), TANH, RECORDED_TANH),
-    SpecialFunctionRow(_targets(100, 121), FUNCTIONS, AS_SM_90),
+    SpecialFunctionRow(_targets(*OLD), UNIT, BY_PTX_MATH),
+    SpecialFunctionRow(_targets(*OLD), SEQUENCES, BY_CODE),
+    SpecialFunctionRow(_targets(75), NARROW, AS_SM_90),
+    SpecialFunctionRow(_targets(*AMPERE), UNIT, BETWEEN),
+    SpecialFunctionRow(_targets(*AMPERE), (*SEQUENCES, *NARROW), AS_SM_90),
+    SpecialFunctionRow(_targets(75, *AMPERE), TANH, AS_SM_90),
+    SpecialFunctionRow(_targets(90), (*UNIT, *SEQUENCES, *NARROW), RECORDED),
+    SpecialFunctionRow(_targets(90), TANH, RECORDED_TANH),
+    SpecialFunctionRow(_targets(*NEW), FUNCTIONS, AS_SM_90),
 )
 
 

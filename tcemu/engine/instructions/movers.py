@@ -19,6 +19,7 @@ from tcemu.engine.instructions.operand_checks import check_registers, resolve_mo
 from tcemu.engine.instructions.statement_operands import mover_launch, movmatrix_launch
 from tcemu.engine.isa.families import LANES, Instruction, Mover
 from tcemu.engine.isa.legality import manual_section
+from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.fragment_layouts import Fragment, mover_fragment
 from tcemu.engine.layouts.packing import pack_registers, unpack_registers
 from tcemu.engine.layouts.strided_memory import Integers, as_integers, as_memory, read_runs, write_runs
@@ -52,7 +53,7 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
     (tests/golden/pantheonsim.json); what padding does: `tcemu.engine.architectures.container_rows`.
     """
     op, target = resolve_mover(op, target, "ldmatrix", Mover, "ldmatrix")
-    operands = bind_ldmatrix(op, shared, address, every_lane=target == "sm_75", checked=checked)
+    operands = bind_ldmatrix(op, shared, address, every_lane=target in TARGETS and TARGETS[target].loads_all_rows, checked=checked)
     return move_words(op, lambda: mover_launch(op, operands), lambda: _load(op, operands.shared, operands.rows))
 
 

@@ -21,11 +21,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import Unsupported
+from tcemu.engine.architectures.container_rows import PADDED_SCALES
 from tcemu.engine.architectures.lookup import Arithmetic, resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.backends.dispatch import multiply_matrices
-from tcemu.engine.formats.number_formats import UE4M3, Format
+from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaMemory
 from tcemu.engine.isa.grammar import parse
 from tcemu.engine.isa.legality import check, manual_section
@@ -155,7 +156,7 @@ def as_stored_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
     format's is refused; in that of a 4-, 6- or 7-bit format the bits above the format's are dropped.
     """
     own = fmt.dtype
-    bits = 32 if fmt.words == 2 else 8 if fmt == UE4M3 else fmt.bits
+    bits = 32 if fmt.words == 2 else 8 if fmt in PADDED_SCALES else fmt.bits
     if isinstance(value, Tracer):
         if value.dtype.itemsize > own.itemsize:
             raise TypeError(

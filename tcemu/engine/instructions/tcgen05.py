@@ -1,9 +1,9 @@
 """`tcgen05` on arrays: mma, ld, st, cp and shift on tensor memory and shared memory, each complete when it returns.
 
-Tensor memory is uint32[..., 128, 512], lane and column; shared memory uint32[..., words] from shared address 0. With cta_group::2 both have
-an axis for the two CTAs of the pair before these axes, the even CTA first. Leading axes are batch axes and broadcast. The functions are
-pure: they return tensor memory as it is afterwards. Addresses and matrix descriptors are single values, which may be traced: `jax.vmap`
-gives each batch index its own. Instruction descriptors are static.
+Tensor memory is uint32[..., 128, columns], lane and column; a B200 has 512 columns. Shared memory is uint32[..., words] from shared
+address 0. With cta_group::2 both have an axis for the two CTAs of the pair before these axes, the even CTA first. Leading axes are batch
+axes and broadcast. The functions are pure: they return tensor memory as it is afterwards. Addresses and matrix descriptors are single
+values, which may be traced: `jax.vmap` gives each batch index its own. Instruction descriptors are static.
 
 Where nobody has published what the hardware does, the functions raise NotModelled or take the default that their docstrings state.
 
@@ -31,7 +31,8 @@ from tcemu.engine.formats.number_formats import E2M1, E2M3, E3M2, E4M3, E5M2, F1
 from tcemu.engine.instructions.operand_checks import instruction_product
 from tcemu.engine.isa.families import Instruction
 from tcemu.engine.isa.legality import check, manual_section
-from tcemu.engine.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
+from tcemu.engine.isa.targets import TARGETS, resolve_target
+from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
 from tcemu.engine.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.engine.layouts.packing import Container, unpack_registers
 from tcemu.engine.layouts.shared_memory import ADDRESS_BITS, UNIT, UNIT_WORDS, descriptor_words
@@ -39,7 +40,6 @@ from tcemu.engine.layouts.sparsity import undefined_fields
 from tcemu.engine.layouts.strided_memory import as_memory
 from tcemu.engine.layouts.tcgen05_memory import decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
 from tcemu.engine.layouts.tensor_memory import (
-    COLUMNS,
     LANES,
     QUARTER,
     SHIFT_COLUMNS,
@@ -62,7 +62,7 @@ BYTE_CONTAINERS = {
 }  # fmt: skip
 PADDED_KINDS = ("f8f6f4", "mxf8f6f4")  # 16 narrow elements and padding fill 16 bytes of shared memory: 9.7.16.10.4
 MAX_SCALE_INPUT_D = 15
-LANE_BITS, COLUMN_BITS = 7, 9  # bits of an address that count
+LANE_BITS = 7  # bits of an address that count; of the column as many as the last one has
 CANONICAL_NAN = 0x7FFFFFFF
 
 
@@ -100,7 +100,7 @@ def mma(
         b_desc: Descriptor of B: an int, or uint32[2], low word first.
         idesc: Instruction descriptor, an int that is known before tracing; None for a product.
         shared: uint32[..., words]; with cta_group::2 uint32[..., 2, words].
-        tmem: uint32[..., 128, 512]; with cta_group::2 uint32[..., 2, 128, 512].
+        tmem: uint32[..., 128, columns]; with cta_group::2 uint32[..., 2, 128, columns].
         a_desc: Descriptor of A in shared memory; give either this or `a_tmem`.
         a_tmem: Address of A in tensor memory.
         sp_meta: Address of the metadata of a sparse A.
@@ -133,7 +133,8 @@ def mma(
     if shifts_a and a_tmem is None:
         raise Unsupported(f"{op}: .ashift takes A from tensor memory, a_tmem=. PTX ISA {manual_section(product)}")
     addresses = _Addresses(d, b_desc, a_desc, a_tmem, sp_meta, scale_a, scale_b, enable_input_d, zero_column_mask)
-    read = _read_product(described, addresses, shared, tmem, checked)
+    memory = _check_tensor_memory(tmem, product.cta_group, target)
+    read = _read_product(described, addresses, shared, memory, checked)
     work, cells, places = read.work, read.cells, read.places
     start = read.start
     if scale_input_d:
@@ -146,7 +147,7 @@ def mma(
     if disable_output_lane is not None:
         written = _keep_masked(work, disable_output_lane, places, cells, written)
     after = work.store(places, written)
-    return move_rows_down(product.cta_group, _split_address(a_tmem)[1], after) if shifts_a else after
+    return move_rows_down(product.cta_group, _split_address(a_tmem, work.columns)[1], after) if shifts_a else after
 
 
 def scale_accumulator(fmt: Format, codes: Array, by: int) -> Array:
@@ -190,7 +191,8 @@ def scaled_input_is_open(described: InstructionDescriptor, d: Any, enabled: Any,
     """
     op = described.product
     cells = accumulator_cells(accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse), op.n)
-    codes = _load(_tensor_memory(tmem, op.cta_group), _places(d, cells.lane, cells.column, cells.cta)) & ((1 << op.d.bits) - 1)
+    memory, columns = _flatten(tmem, op.cta_group)
+    codes = _load(memory, _places(d, cells.lane, cells.column, cells.cta, columns)) & ((1 << op.d.bits) - 1)
     return loses_bits(op.d, codes, by).any() & enabled
 
 
@@ -254,7 +256,7 @@ def element_operands(
         row: Row of D.
         column: Column of D.
         shared: uint32[words]; with cta_group::2 uint32[2, words].
-        tmem: uint32[128, 512] before the product; with cta_group::2 uint32[2, 128, 512].
+        tmem: uint32[128, columns] before the product; with cta_group::2 uint32[2, 128, columns].
         **operands: The operands by the names of `mma`, without those of masks of lanes.
 
     Returns:
@@ -285,7 +287,7 @@ def ld(
     Args:
         op: `tcgen05.ld` or `tcgen05.ld.red` as PTX spells it.
         address: Address in tensor memory; of its lane the bits within a quarter count.
-        tmem: uint32[..., 128, 512].
+        tmem: uint32[..., 128, columns].
         warp: Warp of the CTA; it reaches the quarter `warp % 4` of the lanes.
         half_split_offset: Columns by which threads 16 to 31 lie behind the others, for 16x32bx2.
         target: GPU or target.
@@ -300,8 +302,8 @@ def ld(
     Source: PTX ISA 9.7.16.8.3, tables 49 and 50.
     """
     move = _require(op, target, Tcgen05Move, "ld")
-    memory = _tensor_memory(tmem, 1)
-    values = pack_cells(move, _load(memory, move_places(move, address, warp, half_split_offset)))
+    memory, columns = _flatten(_check_tensor_memory(tmem, 1, target), 1)
+    values = pack_cells(move, _load(memory, move_places(move, address, columns, warp, half_split_offset)))
     return values if move.reduction is None else (values, reduce_registers(move, values))
 
 
@@ -315,7 +317,7 @@ def st(
         op: `tcgen05.st` as PTX spells it.
         address: Address in tensor memory, as in `ld`.
         registers: uint32[..., 32, n], thread and register.
-        tmem: uint32[..., 128, 512].
+        tmem: uint32[..., 128, columns].
         warp: Warp of the CTA.
         half_split_offset: As in `ld`.
         target: GPU or target.
@@ -338,7 +340,8 @@ def st(
     if registers.shape[-2:] != (QUARTER, count):
         raise ValueError(f"registers: got uint32{list(registers.shape)}; expected uint32[..., 32, {count}] for {move}")
     values = unpack_cells(move, jnp.asarray(registers))
-    return _unflatten(_store(_tensor_memory(tmem, 1), move_places(move, address, warp, half_split_offset), values), 1)
+    memory, columns = _flatten(_check_tensor_memory(tmem, 1, target), 1)
+    return _unflatten(_store(memory, move_places(move, address, columns, warp, half_split_offset), values), 1, columns)
 
 
 def cp(
@@ -351,7 +354,7 @@ def cp(
         address: Address in tensor memory.
         s_desc: Descriptor of the rows: an int, or uint32[2].
         shared: uint32[..., words]; with cta_group::2 uint32[..., 2, words].
-        tmem: uint32[..., 128, 512]; with cta_group::2 uint32[..., 2, 128, 512].
+        tmem: uint32[..., 128, columns]; with cta_group::2 uint32[..., 2, 128, columns].
         target: GPU or target.
 
     Returns:
@@ -369,7 +372,8 @@ def cp(
         raise NotModelled(
             f"{copy}: nobody has published where the copy puts six bits in a byte; b4x16_p64 is modelled. PTX ISA {manual_section(copy)}"
         )
-    memory, shared = _tensor_memory(tmem, copy.cta_group), _shared_memory(shared, copy.cta_group)
+    memory, columns = _flatten(_check_tensor_memory(tmem, copy.cta_group, target), copy.cta_group)
+    shared = _shared_memory(shared, copy.cta_group)
     lanes = copy_lanes(copy.tile, copy.multicast)
     units = 2 if copy.tile.endswith("256b") else 1
     words = _read_units(shared, _descriptor("s_desc", s_desc), "k", len(lanes), units)
@@ -380,8 +384,8 @@ def cp(
     values = words.reshape(*words.shape[:-2], 1, units * UNIT_WORDS)  # [..., cta, row, copy, column]
     values = jnp.broadcast_to(values, (*values.shape[:-2], lanes.shape[1], values.shape[-1]))
     cta = np.arange(copy.cta_group).reshape(-1, 1, 1, 1)
-    places = _places(address, lanes[:, :, None], np.arange(units * UNIT_WORDS), cta)
-    return _unflatten(_store(memory, places, values), copy.cta_group)
+    places = _places(address, lanes[:, :, None], np.arange(units * UNIT_WORDS), cta, columns)
+    return _unflatten(_store(memory, places, values), copy.cta_group, columns)
 
 
 def shift(op: str | Instruction, address: int | ArrayLike, tmem: ArrayLike, *, target: str) -> Array:
@@ -392,7 +396,7 @@ def shift(op: str | Instruction, address: int | ArrayLike, tmem: ArrayLike, *, t
     Args:
         op: `tcgen05.shift` as PTX spells it.
         address: Address in tensor memory; its lane is a multiple of 32.
-        tmem: uint32[..., 128, 512]; with cta_group::2 uint32[..., 2, 128, 512].
+        tmem: uint32[..., 128, columns]; with cta_group::2 uint32[..., 2, 128, columns].
         target: GPU or target.
 
     Returns:
@@ -405,11 +409,12 @@ def shift(op: str | Instruction, address: int | ArrayLike, tmem: ArrayLike, *, t
     Source: PTX ISA 9.7.16.9.3.
     """
     moved = _require(op, target, Tcgen05Shift, "shift")
-    lane, column = _split_address(address)
+    memory = _check_tensor_memory(tmem, moved.cta_group, target)
+    lane, column = _split_address(address, memory.shape[-1])
     forbid(
         lane % QUARTER != 0, "tcgen05.shift: the lane of the address is {lane}, but must be a multiple of 32. PTX ISA 9.7.16.9.3", lane=lane
     )
-    return move_rows_down(moved.cta_group, column, tmem)
+    return move_rows_down(moved.cta_group, column, memory)
 
 
 def move_rows_down(cta_group: int, column: Any, tmem: ArrayLike) -> Array:
@@ -420,11 +425,11 @@ def move_rows_down(cta_group: int, column: Any, tmem: ArrayLike) -> Array:
         column: First of the columns.
         tmem: As in `shift`.
     """
-    memory = _tensor_memory(tmem, cta_group)
-    cta, columns = np.arange(cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
-    source = _places(column, shift_sources()[:, None], columns, cta)
-    to = _places(column, np.arange(LANES)[:, None], columns, cta)
-    return _unflatten(_store(memory, to, _load(memory, source)), cta_group)
+    memory, columns = _flatten(tmem, cta_group)
+    cta, moved = np.arange(cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
+    source = _places(column, shift_sources()[:, None], moved, cta, columns)
+    to = _places(column, np.arange(LANES)[:, None], moved, cta, columns)
+    return _unflatten(_store(memory, to, _load(memory, source)), cta_group, columns)
 
 
 # ---- the operands of an mma
@@ -519,21 +524,22 @@ class _Operands:
 
     def __init__(self, op: Tcgen05Product, described: InstructionDescriptor, tmem: ArrayLike, shared: ArrayLike) -> None:
         self.op, self.described = op, described
-        self.tmem, self.shared = _tensor_memory(tmem, op.cta_group), _shared_memory(shared, op.cta_group)
+        self.shared = _shared_memory(shared, op.cta_group)
+        self.tmem, self.columns = _flatten(tmem, op.cta_group)
 
     def places(self, address: Any, lane: Any, column: Any, cta: Any) -> Any:
-        return _places(address, lane, column, cta)
+        return _places(address, lane, column, cta, self.columns)
 
     def load(self, places: Any) -> Array:
         return _load(self.tmem, places)
 
     def store(self, places: Any, values: Array) -> Array:
-        return _unflatten(_store(self.tmem, places, values), self.op.cta_group)
+        return _unflatten(_store(self.tmem, places, values), self.op.cta_group, self.columns)
 
     def matrix(self, name: str, desc: Any, rows: int, skip: int = 0) -> Array:
         """Codes of A [..., cta, rows, K] or of B's transpose [..., cta, rows, K] from shared memory, without the first `skip` rows."""
         extent = operand_extent(self.described, name, rows + skip)
-        words = _descriptor(f"{name}_desc", desc, long_k=self.op.k == LONG_K)
+        words = _descriptor(f"{name}_desc", desc, absolute=self.op.depth.absolute)
         words = _read_units(self.shared, words, extent.major, extent.lines, extent.units)
         codes = self._unpack(words, getattr(self.op, name)).reshape(*words.shape[:-2], -1)[..., : extent.elements]
         codes = codes.swapaxes(-1, -2) if extent.major == "mn" else codes
@@ -634,7 +640,7 @@ def _keep_masked(work: _Operands, mask: ArrayLike, places: Any, cells: Any, writ
     count = 4 * work.op.cta_group
     if words.shape[-1] != count:
         raise ValueError(f"disable_output_lane: got uint32{list(words.shape)}; expected uint32[..., {count}] for {work.op}")
-    lane = places // COLUMNS % LANES + LANES * cells.cta
+    lane = places // work.columns % LANES + LANES * cells.cta
     disabled = jnp.take(words, lane // 32, axis=-1) >> (lane % 32).astype(np.uint32) & 1 == 1
     return jnp.where(disabled, work.load(places), written)
 
@@ -737,19 +743,25 @@ def _check_operands(
 # ---- memories
 
 
-def _tensor_memory(tmem: ArrayLike, ctas: int) -> Array:
-    """Tensor memory as uint32[..., ctas * 128 * 512], checked."""
+def _check_tensor_memory(tmem: ArrayLike, ctas: int, target: str) -> Array | np.ndarray:
+    """Tensor memory of the columns that the target has."""
     value = tmem if isinstance(tmem, jax.Array) else np.asarray(tmem)
-    shape = ((2,) if ctas == 2 else ()) + (LANES, COLUMNS)
+    shape = ((2,) if ctas == 2 else ()) + (LANES, TARGETS[resolve_target(target)].tensor_columns)
     if value.dtype != jnp.uint32:
         raise TypeError(f"tmem: got {value.dtype}{list(value.shape)}; tensor memory is uint32[..., {', '.join(map(str, shape))}]")
     if value.shape[-len(shape) :] != shape:
         raise ValueError(f"tmem: got uint32{list(value.shape)}; tensor memory is uint32[..., {', '.join(map(str, shape))}]")
-    return jnp.asarray(value).reshape(*value.shape[: -len(shape)], ctas * LANES * COLUMNS)
+    return value
 
 
-def _unflatten(memory: Array, ctas: int) -> Array:
-    return memory.reshape(*memory.shape[:-1], *((2,) if ctas == 2 else ()), LANES, COLUMNS)
+def _flatten(tmem: ArrayLike, ctas: int) -> tuple[Array, int]:
+    """Tensor memory as uint32[..., ctas * 128 * columns], and its columns."""
+    value = jnp.asarray(tmem)
+    return value.reshape(*value.shape[: -3 if ctas == 2 else -2], -1), value.shape[-1]
+
+
+def _unflatten(memory: Array, ctas: int, columns: int) -> Array:
+    return memory.reshape(*memory.shape[:-1], *((2,) if ctas == 2 else ()), LANES, columns)
 
 
 def _shared_memory(shared: ArrayLike, ctas: int) -> Array:
@@ -760,12 +772,12 @@ def _shared_memory(shared: ArrayLike, ctas: int) -> Array:
     return memory if ctas == 2 else memory[..., None, :]
 
 
-def _descriptor(name: str, value: Any, *, long_k: bool = False) -> Any:
+def _descriptor(name: str, value: Any, *, absolute: bool = False) -> Any:
     words = descriptor_words(name, value)
     if words.ndim != 1:
         raise ValueError(f"{name}: got uint32{list(words.shape)}; a descriptor is one value, and jax.vmap gives each batch index its own")
     if not isinstance(words, Tracer):
-        problems = filter(None, (descriptor_problem(each, long_k=long_k) for each in words.reshape(-1, 2)))
+        problems = filter(None, (descriptor_problem(each, absolute=absolute) for each in words.reshape(-1, 2)))
         if problem := next(problems, None):
             raise UndefinedBehaviour(f"{name}: {problem}")
     return words
@@ -784,7 +796,7 @@ def _read_units(shared: Array, words: Any, major: str, lines: int, units: int) -
     return jnp.take(blocks, jnp.asarray(addresses // UNIT), axis=-2, mode="clip")
 
 
-def _split_address(address: Any) -> tuple[Any, Any]:
+def _split_address(address: Any, columns: int) -> tuple[Any, Any]:
     """Lane and column of an address; bits beyond them do not count."""
     value = address if isinstance(address, jax.Array) else np.asarray(address)
     if not jnp.issubdtype(value.dtype, jnp.integer):
@@ -792,20 +804,20 @@ def _split_address(address: Any) -> tuple[Any, Any]:
     if value.ndim:
         raise ValueError(f"address: got shape {list(value.shape)}; an address is one value, and jax.vmap gives each batch index its own")
     value = value.astype(np.uint32) if isinstance(value, np.ndarray) else value.astype(jnp.uint32)
-    lane, column = value >> 16 & (1 << LANE_BITS) - 1, value & (1 << COLUMN_BITS) - 1
+    lane, column = value >> 16 & (1 << LANE_BITS) - 1, value & (1 << (columns - 1).bit_length()) - 1
     return lane.astype(np.int32), column.astype(np.int32)
 
 
-def _places(address: Any, lane: Any, column: Any, cta: Any) -> Any:
+def _places(address: Any, lane: Any, column: Any, cta: Any, columns: int) -> Any:
     """Indices into flat tensor memory of cells that are counted from an address. Known ones are checked."""
-    base_lane, base_column = _split_address(address)
-    lanes, columns = base_lane + lane, base_column + column
-    if not isinstance(lanes, jax.Array) and (lanes.max() >= LANES or columns.max() >= COLUMNS):
+    base_lane, base_column = _split_address(address, columns)
+    lanes, reached = base_lane + lane, base_column + column
+    if not isinstance(lanes, jax.Array) and (lanes.max() >= LANES or reached.max() >= columns):
         raise UndefinedBehaviour(
-            f"address: lane {int(lanes.max())} and column {int(columns.max())} are reached; tensor memory has {LANES} lanes and {COLUMNS} "
+            f"address: lane {int(lanes.max())} and column {int(reached.max())} are reached; tensor memory has {LANES} lanes and {columns} "
             "columns. PTX ISA 9.7.16.1"
         )
-    return (cta * LANES + lanes % LANES) * COLUMNS + columns % COLUMNS
+    return (cta * LANES + lanes % LANES) * columns + reached % columns
 
 
 def _load(memory: Array, places: Any) -> Array:
@@ -820,12 +832,13 @@ def _store(memory: Array, places: Any, values: Array) -> Array:
     return jnp.broadcast_to(memory, (*batch, memory.shape[-1])).at[..., jnp.ravel(places) if rank else places].set(values)
 
 
-def move_places(op: Tcgen05Move, address: Any, warp: Any, half_split_offset: int = 0) -> Any:
-    """Return the cells of a warp's registers as indices into tensor memory, lane * 512 + column.
+def move_places(op: Tcgen05Move, address: Any, columns: int, warp: Any, half_split_offset: int = 0) -> Any:
+    """Return the cells of a warp's registers as indices into tensor memory, lane * columns + column.
 
     Args:
         op: `tcgen05.ld` or `tcgen05.st`.
         address: Address in tensor memory, which may be traced; of its lane the bits within a quarter count.
+        columns: Columns of tensor memory.
         warp: Warp of the CTA, which may be traced.
         half_split_offset: As in `ld`.
 
@@ -833,9 +846,9 @@ def move_places(op: Tcgen05Move, address: Any, warp: Any, half_split_offset: int
         int32[32, n], thread and register; with .pack::16b and .unpack::16b int32[32, n, 2], the low half first.
     """
     cells = move_cells(op.tile, op.num, half_split_offset, packed=op.packed)
-    lane, column = _split_address(address)
+    lane, column = _split_address(address, columns)
     own = QUARTER * (warp % 4) + lane % QUARTER
-    return _places(own.astype(np.uint32) << 16 | column.astype(np.uint32), cells.lane, cells.column, 0)
+    return _places(own.astype(np.uint32) << 16 | column.astype(np.uint32), cells.lane, cells.column, 0, columns)
 
 
 def pack_cells(op: Tcgen05Move, cells: Array) -> Array:

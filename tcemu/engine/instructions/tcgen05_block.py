@@ -17,24 +17,18 @@ from tcemu.engine.instructions.tcgen05 import BAND, BANDS
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault, is_pipelined
 from tcemu.engine.isa.families import Instruction
 from tcemu.engine.isa.legality import check
-from tcemu.engine.isa.targets import resolve_target
-from tcemu.engine.isa.tcgen05 import LONG_K, MAX_COLUMNS, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
+from tcemu.engine.isa.targets import TARGETS, resolve_target
+from tcemu.engine.isa.tcgen05 import MAX_ALLOCATION, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
 from tcemu.engine.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.engine.layouts.shared_memory import UNIT
 from tcemu.engine.layouts.strided_memory import as_memory
 from tcemu.engine.layouts.tcgen05_memory import decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
-from tcemu.engine.layouts.tensor_memory import COLUMNS, LANES, QUARTER, SHIFT_COLUMNS, accumulator_layout, copy_lanes, move_cells
+from tcemu.engine.layouts.tensor_memory import LANES, QUARTER, SHIFT_COLUMNS, accumulator_layout, copy_lanes, move_cells
 
 PIECE = 32  # columns that are allocated together
 STATIC = {"static": True}
 Cells = tuple[int, ...]  # for each band of 16 lanes the columns, a bit each
 NO_CELLS: Cells = (0,) * BANDS
-
-
-def _cells(bands: Iterable[int], first: int, end: int) -> Cells:
-    columns = (1 << min(end, COLUMNS)) - (1 << min(first, COLUMNS))
-    chosen = set(map(int, bands))
-    return tuple(columns if band in chosen else 0 for band in range(BANDS))
 
 
 def _joined(one: Cells, other: Cells) -> Cells:
@@ -76,7 +70,7 @@ class Tcgen05Block:
     """
 
     shared: ArrayLike  # uint32[..., words]; of a pair uint32[..., 2, words]
-    tmem: Any = None  # uint32[..., 128, 512]; of a pair uint32[..., 2, 128, 512]; None: zeros
+    tmem: Any = None  # uint32[..., 128, columns]; of a pair uint32[..., 2, 128, columns]; None: zeros
     target: str = field(default="", metadata=STATIC)
     cta_group: int = field(default=1, metadata=STATIC)
     checked: bool = field(default=False, metadata=STATIC)
@@ -92,8 +86,18 @@ class Tcgen05Block:
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", resolve_target(self.target))
         if self.tmem is None:
-            shape = (2, LANES, COLUMNS) if self.cta_group == 2 else (LANES, COLUMNS)
-            object.__setattr__(self, "tmem", np.zeros(shape, np.uint32))
+            shape = (LANES, self.tensor_columns)
+            object.__setattr__(self, "tmem", np.zeros((2, *shape) if self.cta_group == 2 else shape, np.uint32))
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns of the target's tensor memory."""
+        return TARGETS[self.target].tensor_columns
+
+    def _cells(self, bands: Iterable[int], first: int, end: int) -> Cells:
+        columns = (1 << min(end, self.tensor_columns)) - (1 << min(first, self.tensor_columns))
+        chosen = set(map(int, bands))
+        return tuple(columns if band in chosen else 0 for band in range(BANDS))
 
     # ---- allocation
 
@@ -109,14 +113,14 @@ class Tcgen05Block:
         Raises:
             UndefinedBehaviour: The number of columns is illegal, no columns are free, or, in checked mode, the block may not allocate them.
         """
-        if not PIECE <= columns <= MAX_COLUMNS or columns & (columns - 1):
-            self._raise(Tcgen05Fault.ILLEGAL_SIZE, PIECE, MAX_COLUMNS)
+        if not PIECE <= columns <= MAX_ALLOCATION or columns & (columns - 1):
+            self._raise(Tcgen05Fault.ILLEGAL_SIZE, PIECE, MAX_ALLOCATION)
         if self.checked and self.relinquished:
             self._raise(Tcgen05Fault.NO_PERMIT)
         if self.checked and 0 < self.last_allocation < columns:
             self._raise(Tcgen05Fault.LARGER_ALLOCATION)
         taken = sum((1 << start + count) - (1 << start) for start, count in self.allocations)
-        starts = range(0, COLUMNS - columns + 1, PIECE)
+        starts = range(0, self.tensor_columns - columns + 1, PIECE)
         start = next((start for start in starts if not taken >> start & (1 << columns) - 1), None)
         if start is None:
             raise UndefinedBehaviour(
@@ -135,7 +139,7 @@ class Tcgen05Block:
             UndefinedBehaviour: In checked mode, `alloc` has not given these columns, or an instruction still uses them.
         """
         known = dict(self.allocations).get(address)
-        cells = _cells(range(BANDS), address, address + columns)
+        cells = self._cells(range(BANDS), address, address + columns)
         if self.checked:
             if known is None:
                 self._raise(Tcgen05Fault.UNKNOWN_ALLOCATION)
@@ -195,7 +199,7 @@ class Tcgen05Block:
             read = self._read_units("s_desc", _require_known("s_desc", s_desc), ("k", len(lanes), units))
             bands = np.unique(((_require_known("address", address) >> 16) + lanes) // BAND)
             column = address & 0xFFFF
-            state = self._issue(("copy", copy.tile), writes=_cells(bands, column, column + 4 * units), units=read)
+            state = self._issue(("copy", copy.tile), writes=self._cells(bands, column, column + 4 * units), units=read)
         return replace(state, tmem=tcgen05.cp(copy, address, s_desc, self.shared, self.tmem, target=self.target))
 
     def shift(self, op: str | Instruction, address: int) -> Tcgen05Block:
@@ -207,7 +211,7 @@ class Tcgen05Block:
         moved, state = check(op, self.target), self
         if self.checked and isinstance(moved, Tcgen05Shift):
             column = _require_known("address", address) & 0xFFFF
-            cells = _cells(range(BANDS), column, column + SHIFT_COLUMNS)
+            cells = self._cells(range(BANDS), column, column + SHIFT_COLUMNS)
             self._require_written(cells, "the shift")
             state = self._issue(("shift",), writes=cells)
         return replace(state, tmem=tcgen05.shift(moved, address, self.tmem, target=self.target))
@@ -310,13 +314,13 @@ class Tcgen05Block:
         units: frozenset[int] = frozenset()
         for name, extent in tcgen05.shared_extents(described, operands.get("zero_column_mask")).items():
             if operands.get(name) is not None:
-                units |= self._read_units(name, _require_known(name, operands[name]), extent[:3], long_k=product.k == LONG_K)
+                units |= self._read_units(name, _require_known(name, operands[name]), extent[:3], absolute=product.depth.absolute)
         read, written = NO_CELLS, NO_CELLS
         for name, bands, count in tcgen05.operand_cells(described):
             if operands.get(name) is None:
                 continue
             lane, column = _require_known(name, operands[name]) >> 16, operands[name] & 0xFFFF
-            cells = _cells(np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
+            cells = self._cells(np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
             if name != "d" or bool(operands.get("enable_input_d", True)):
                 self._require_written(cells, "the product" if name != "d" else "D of the product")
             read, written = (read, cells) if name == "d" else (_joined(read, cells), written)
@@ -325,7 +329,7 @@ class Tcgen05Block:
         state = state._issue(signature, reads=read, writes=written, units=units)
         if isinstance(op, Tcgen05Mma) and op.ashift:
             column = operands["a_tmem"] & 0xFFFF
-            state = state._issue(("shift",), writes=_cells(range(BANDS), column, column + SHIFT_COLUMNS))
+            state = state._issue(("shift",), writes=self._cells(range(BANDS), column, column + SHIFT_COLUMNS))
         return state
 
     def _rows_above(self, product: Tcgen05Product) -> bool:
@@ -382,13 +386,13 @@ class Tcgen05Block:
             self._raise(Tcgen05Fault.OTHER_QUARTER)
         moved = move_cells(move.tile, move.num, offset, packed=move.packed)
         bands = np.unique(QUARTER * (warp % 4) + lane % QUARTER + moved.lane) // BAND
-        cells = _cells(bands, column + int(moved.column.min()), column + int(moved.column.max()) + 1)
+        cells = self._cells(bands, column + int(moved.column.min()), column + int(moved.column.max()) + 1)
         self._require_allocated(cells)
         return cells
 
-    def _read_units(self, name: str, value: int, extent: tuple[str, int, int], *, long_k: bool = False) -> frozenset[int]:
+    def _read_units(self, name: str, value: int, extent: tuple[str, int, int], *, absolute: bool = False) -> frozenset[int]:
         words = np.array([value & 0xFFFFFFFF, value >> 32], np.uint32)
-        problem = descriptor_problem(words, long_k=long_k)
+        problem = descriptor_problem(words, absolute=absolute)
         if problem:
             self._raise(Tcgen05Fault.ILLEGAL_DESCRIPTOR, name, problem.rpartition(". ")[0])
         units = frozenset((np.unique(tcgen05_unit_addresses(decode_tcgen05_descriptor(words), *extent)) // UNIT).tolist())

@@ -30,6 +30,7 @@ from tcemu.engine.instructions.register_products import Family, compute_register
 from tcemu.engine.instructions.statement_operands import wmma_memory_launch, wmma_mma_launch
 from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaMemory
 from tcemu.engine.isa.operand_fragments import WMMA_SM
+from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.packing import pack_registers, unpack_registers
 from tcemu.engine.layouts.strided_memory import StridedLines, as_integers, as_memory, read_lines, read_runs, write_lines, write_runs
 
@@ -235,7 +236,7 @@ def memory_lines(op: WmmaMemory) -> StridedLines:
 
 def _generation(target: str | None) -> int:
     """The number of the oldest target whose fragments are those of `target`, so that later ones share its programs: see `wmma_fragment`."""
-    number = WMMA_SM if target is None else int("".join(filter(str.isdigit, target)))
+    number = WMMA_SM if target is None else TARGETS[target].number
     return max(first for first in (70, 75, 80) if first <= number)
 
 

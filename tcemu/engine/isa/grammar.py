@@ -16,7 +16,7 @@ from tcemu.engine.isa.families import Instruction, qualifier_slots, spell
 from tcemu.engine.isa.other_makers import find_unit
 from tcemu.engine.isa.short_names import describe_other_word, find_short_name, nearest_short_names
 from tcemu.engine.isa.syntax_table import parse_shape, syntax_row, syntax_rows
-from tcemu.engine.isa.tcgen05 import LONG_K, Tcgen05Mma, Tcgen05Product, make_product, product_problem
+from tcemu.engine.isa.tcgen05 import Tcgen05Mma, Tcgen05Product, make_product, product_problem
 
 Slot = tuple[str, ...]  # the qualifiers in one slot
 Filling = tuple[Slot, ...]  # the contents of every slot of an instruction name
@@ -461,9 +461,7 @@ def _parse_product(grammar: Grammar, spelling: str, qualifiers: list[str]) -> Tc
     size = parse_shape(shapes[0])
     d, a, b = types[:3]
     scale_format = types[3] if len(types) > 3 else None
-    long_k = size["k"] == LONG_K and op.kind in ("mxf4", "mxf4nvf4")
-    product = make_product(op, size["m"], size["n"], d, a, b, scale=scale_format, satfinite="satfinite" in qualifiers, long_k=long_k)
-    product = replace(product, k=size["k"])
+    product = make_product(op, size["m"], size["n"], d, a, b, scale=scale_format, satfinite="satfinite" in qualifiers, k=size["k"])
     if problem := product_problem(product):
         raise Unsupported(f"{given}: impossible combination: {problem}. PTX ISA 9.7.16.4.2, table 39.")
     return product

@@ -16,10 +16,12 @@ from tcemu.engine.isa.other_makers import OTHER_TARGETS, UNIT_FAMILIES, Unit, ch
 from tcemu.engine.isa.short_names import ALIASES, canonical_short_name, instructions_by_name
 from tcemu.engine.isa.statement_table import PtxStatement, describe_forms, find_forms, form_needs, rows_by_name
 from tcemu.engine.isa.syntax_table import QUALIFIER_SINCE, Needs, Version, statement_needs, syntax_row, syntax_rows
-from tcemu.engine.isa.targets import TARGETS, resolve_target
+from tcemu.engine.isa.targets import TARGETS, library_unit, parse_target_name, resolve_target
 from tcemu.engine.isa.tcgen05 import Tcgen05Product
+from tcemu.engine.isa.tcgen05_kinds import KINDS
 
-LATEST: Version = (9, 2)  # the newest PTX ISA version of a row
+MANUAL: Version = (9, 2)  # the PTX ISA version of the manual that the rows were read from
+LATEST: Version = max(MANUAL, *(row.since for row in TARGETS.values()))  # the newest version that a row names
 
 
 def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
@@ -155,7 +157,7 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     if since is not None:
         newer = f"needs PTX ISA {_format_version(since)} or newer; the version is {_format_version(version)}"
         raise Unsupported(f"{op} on {target} {newer}. PTX ISA {row.section}, PTX ISA Notes.")
-    needs = " or ".join(dict.fromkeys(_describe_need(need) for need, _ in statement_needs(op) or row.needs))
+    needs = " or ".join(dict.fromkeys(_describe_need(need) for need, _ in _further_needs(op) or row.needs))
     raise Unsupported(
         f"{op} needs {needs}; the target is {target}{_describe_alternative(op, target)}. PTX ISA {row.section}, Target ISA Notes."
     )
@@ -237,7 +239,7 @@ def min_version(op: Instruction, target: str) -> Version | None:
         return (0, 0) if isinstance(op, Unit) and target in op.targets else None
     if isinstance(op, PtxStatement):
         return min((lowest for lowest, _ in statement_versions(op.spelling, target)), default=None)
-    beyond = statement_needs(op)
+    beyond = _further_needs(op)
     version = _row_version(op, target)
     if version is None or beyond is None:
         return version
@@ -262,7 +264,7 @@ def statement_versions(spelling: str, target: str) -> tuple[tuple[Version, Versi
     for form in find_forms(spelling):
         versions = [_lowest_version(needs, target) for needs in form_needs(form)]
         if None not in versions:
-            found.append((max(TARGETS[target], *(version for version in versions if version is not None)), form.row.until))
+            found.append((max(TARGETS[target].since, *(version for version in versions if version is not None)), form.row.until))
     return tuple(found)
 
 
@@ -274,7 +276,21 @@ def _row_version(op: Instruction, target: str) -> Version | None:
     except KeyError:
         raise Unsupported(f"{op}: no instruction has these fields; make instructions with tcemu.parse") from None
     version = _lowest_version(row.needs, target)
-    return None if version is None else max(_needed_version(op, version), TARGETS[target])
+    return None if version is None else max(_needed_version(op, version), TARGETS[target].since)
+
+
+def _further_needs(op: Instruction) -> Needs | None:
+    """Return what a statement or a product needs beyond its instruction's row, or None."""
+    return _product_needs(op) if isinstance(op, Tcgen05Product) else statement_needs(op)
+
+
+@lru_cache(maxsize=4096)
+def _product_needs(op: Tcgen05Product) -> Needs | None:
+    """Return the targets that have the K and the block scales of a product; None if all targets with tensor memory have them."""
+    scale = None if op.scaling is None else (op.scaling.format, KINDS[op.kind].sizes[op.size])
+    able = [row for row in TARGETS.values() if row.tensor_columns]
+    have = [row for row in able if row.multiplies(op.kind, op.k // (2 if op.sparse else 1), scale)]
+    return None if len(have) == len(able) else tuple((row.name, row.since) for row in have)
 
 
 @lru_cache(maxsize=4096)
@@ -291,15 +307,13 @@ def _needed_version(op: Instruction, version: Version) -> Version:
 def _matching_targets(need: str) -> frozenset[str]:
     """Return the targets that meet one need: "sm_80+" (or later), "sm_120f+" (its family, f and a), "sm_90a" (itself)."""
 
-    def number(target: str) -> int:
-        return int(target.strip("smaf_+"))
-
     if not need.endswith("+"):
         return frozenset({need})
-    later = (target for target in TARGETS if number(target) >= number(need))
-    if "f" in need:
-        return frozenset(t for t in later if number(t) // 10 == number(need) // 10 and t[-1] in "fa")
-    return frozenset(later)
+    first = parse_target_name(need[:-1])
+    later = (row for row in TARGETS.values() if row.number >= first.number)
+    if first.suffix:
+        return frozenset(row.name for row in later if row.suffix and parse_target_name(row.name).family == first.family)
+    return frozenset(row.name for row in later)
 
 
 def _describe_need(need: str) -> str:
@@ -342,7 +356,6 @@ RECIPE_NAMES = {
     "mxf4nvf4": "nvfp4", "mxf4": "mxfp4", "mxf8f6f4 e4m3": "mxfp8", "mxf8f6f4 e5m2": "mxfp8_e5m2", "mxf8f6f4 e3m2": "mxfp6_e3m2",
     "mxf8f6f4 e2m3": "mxfp6_e2m3", "f16": "f16", "bf16": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8_e5m2",
 }  # fmt: skip
-FIFTH_GENERATION = tuple(target for target in TARGETS if fullmatch(r"sm_1[01]\d[fa]", target))  # targets whose recipes use tcgen05
 
 
 def recipe_name(op: Instruction) -> str | None:
@@ -359,7 +372,7 @@ def recipe_name(op: Instruction) -> str | None:
 
 def _describe_unit(op: Instruction, target: str) -> str:
     """Name the recipe that multiplies the operands of `op` by a unit of the target that has other instructions, as the end of a message."""
-    recipe = recipe_name(op) if target in FIFTH_GENERATION else None
+    recipe = recipe_name(op) if library_unit(target) == "tcgen05" else None
     return f". {target} multiplies these operands by tcgen05, which a recipe takes: recipe='{recipe} on {target}'" if recipe else ""
 
 

@@ -34,12 +34,9 @@ from tcemu.engine.isa.tcgen05 import (
     COPY_MULTICASTS,
     COPY_SOURCES,
     CTA_GROUPS,
-    KINDS,
     LOAD_NUMS,
     LOAD_SHAPES,
-    LONG_K,
     MAX_LOAD_REGISTERS,
-    SCALED_KINDS,
     Tcgen05Allocation,
     Tcgen05Commit,
     Tcgen05Copy,
@@ -49,6 +46,7 @@ from tcemu.engine.isa.tcgen05 import (
     Tcgen05Product,
     Tcgen05Shift,
 )
+from tcemu.engine.isa.tcgen05_kinds import KINDS, SCALED_KINDS
 
 Version = tuple[int, int]
 # Requirements of a row: pairs of targets and PTX ISA version, any of which is enough. "sm_90a": that target alone. "sm_80+": that target
@@ -293,13 +291,12 @@ def _wgmma() -> Iterator[SyntaxRow]:
         yield SyntaxRow(WgmmaControl, section, "", ("",), (("sm_90a", (8, 0)),), {"name": (f"wgmma.{name}",)}, ())
 
 
-# targets with tcgen05: the Target ISA Notes of 9.7.16, as ptxas 13.0 reads them (sm_110 was sm_101 before PTX ISA 9.0)
+# targets with tcgen05: the Target ISA Notes of 9.7.16, as ptxas 13.0 and, of sm_107, 13.5 read them (sm_110 was sm_101 before PTX ISA 9.0)
 TCGEN05: Needs = (("sm_100a", (8, 6)), ("sm_100f+", (8, 8)), ("sm_110f+", (9, 0)))
-TCGEN05_EXACT: Needs = (("sm_100a", (8, 6)), ("sm_103a", (8, 8)), ("sm_110a", (9, 0)))  # no family target
+TCGEN05_EXACT: Needs = (("sm_100a", (8, 6)), ("sm_103a", (8, 8)), ("sm_107a", (9, 4)), ("sm_110a", (9, 0)))  # no family target
 TCGEN05_I8: Needs = (("sm_100a", (8, 6)), ("sm_110a", (9, 0)))
 TCGEN05_REDUCTION: Needs = (("sm_103f+", (8, 8)), ("sm_110f+", (9, 0)))
 SCALED_INPUT: Needs = (("sm_100a", (8, 6)), ("sm_100f+", (8, 8)))  # scale-input-d: sm_100 and sm_103
-TCGEN05_LONG_K: Needs = (("sm_103a", (8, 8)),)  # K = 96, which only the instruction descriptor shows: 9.7.16.4.2
 
 
 def _tcgen05_memory() -> Iterator[SyntaxRow]:
@@ -363,14 +360,14 @@ def syntax_row(op: Instruction) -> SyntaxRow:
 
 
 def statement_needs(op: Instruction) -> Needs | None:
-    """Return what a statement or a product needs beyond its instruction's row, or None.
+    """Return what a statement needs beyond its instruction's row, or None.
 
     Args:
         op: Instruction, whose arguments count.
     """
     if isinstance(op, Tcgen05Mma) and "scale_input_d" in op.argument_form:
         return SCALED_INPUT
-    return TCGEN05_LONG_K if isinstance(op, Tcgen05Product) and op.k == LONG_K else None
+    return None
 
 
 @cache

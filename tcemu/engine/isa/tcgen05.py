@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from re import fullmatch
-from typing import NamedTuple
 
-from tcemu.engine.formats.number_formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, S8, S32, TF32, U8, UE4M3, UE8M0, Format
+from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.isa.families import SYNC, BlockScaling, Instruction, MatrixMultiply, Slots, Sparsity
+from tcemu.engine.isa.tcgen05_kinds import (
+    COLUMNS,
+    INTEGER_COLUMNS,
+    KINDS,
+    SCALED_KINDS,
+    STATIONARY_SHAPES,
+    USUAL_SIZES,
+    DepthRow,
+    ShapeRow,
+)
 
 SECTION = "9.7.16"
 CTA_GROUPS = (1, 2)
@@ -30,32 +39,7 @@ COPY_MULTICASTS = {  # .multicast of each .cp shape: 9.7.16.9.2
     "128x256b": (None,), "4x256b": (None,), "128x128b": (None,), "64x128b": ("warpx2::02_13", "warpx2::01_23"), "32x128b": ("warpx4",),
 }  # fmt: skip
 COPY_SOURCES = ("b6x16_p32", "b4x16_p64")  # with the destination format b8x16
-MAX_COLUMNS = 512  # columns of tensor memory: 9.7.16.1
-F8F6F4 = {E4M3: 0, E5M2: 1, E2M3: 3, E3M2: 4, E2M1: 5}  # codes in the instruction descriptor: tables 42 to 44
-
-
-class KindRow(NamedTuple):
-    """The types and the K of one `.kind`."""
-
-    multiplicands: dict[Format, int]  # types of A and B, with their codes in the instruction descriptor
-    accumulators: dict[Format, int]  # types of D, with their codes; block-scaled kinds have no such field
-    k: int  # K of the dense instruction; a sparse one has twice as many
-    sizes: dict[str | None, int] = {}  # noqa: RUF012  # scales per row by .scale_vectorsize as spelled; empty: no block scales
-
-
-# PTX ISA tables 39, 42 to 44, 56 and 57
-KINDS: dict[str, KindRow] = {
-    "f16": KindRow({F16: 0, BF16: 1}, {F16: 0, F32: 1}, 16),
-    "tf32": KindRow({TF32: 2}, {F32: 1}, 8),
-    "f8f6f4": KindRow(F8F6F4, {F16: 0, F32: 1}, 32),
-    "i8": KindRow({U8: 0, S8: 1}, {S32: 2}, 32),
-    "mxf8f6f4": KindRow(F8F6F4, {F32: 0}, 32, {None: 1, "scale_vec::1X": 1, "block32": 1}),
-    "mxf4": KindRow({E2M1: 1}, {F32: 0}, 64, {None: 2, "scale_vec::2X": 2, "block32": 2}),
-    "mxf4nvf4": KindRow({E2M1: 1}, {F32: 0}, 64, {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4}),
-}
-SCALED_KINDS = tuple(name for name, row in KINDS.items() if row.sizes)
-LONG_K = 96  # K of the fp4 kinds with bit 31 of the instruction descriptor, on sm_103a: 9.7.16.4.2
-LONG_K_COUNTS = {"block32": 3, "block16": 6, "scale_vec::2X": 3, "scale_vec::4X": 6, None: 3}  # scales per row with K = 96
+MAX_ALLOCATION = 512  # columns that one statement allocates: 9.7.16.7.1
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -111,9 +95,9 @@ class Tcgen05Allocation(Tcgen05):
         if name != "columns" or not fullmatch(r"-?\w+", text) or not text[0].isdigit():
             return None
         count, power = int(text, 0), self.name == "tcgen05.alloc"
-        if 32 <= count <= MAX_COLUMNS and count % 32 == 0 and (not power or not count & (count - 1)):
+        if 32 <= count <= MAX_ALLOCATION and count % 32 == 0 and (not power or not count & (count - 1)):
             return None
-        return f"nCols is {text}, but takes {'a power of 2' if power else 'a multiple of 32'} from 32 to {MAX_COLUMNS}"
+        return f"nCols is {text}, but takes {'a power of 2' if power else 'a multiple of 32'} from 32 to {MAX_ALLOCATION}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -314,7 +298,7 @@ class Tcgen05Mma(Tcgen05):
     @property
     def scale_count(self) -> int:
         """Scales per row of A and per column of B, with the usual K; 0 without block scales."""
-        return KINDS[self.kind].sizes[self.size] if self.scaled else 0
+        return count_scales(self, KINDS[self.kind].k)
 
     @property
     def operand_forms(self) -> tuple[tuple[str, ...], ...]:
@@ -381,6 +365,13 @@ class Tcgen05Product(MatrixMultiply):
         }
 
     @property
+    def depth(self) -> DepthRow:
+        """The row of the product's K."""
+        found = find_depth(self.instruction, self.k)
+        assert found is not None, f"{self}: {product_problem(self)}"
+        return found
+
+    @property
     def warps(self) -> int:
         """Warps whose registers hold an operand: one, since a single thread issues the instruction."""
         return 1
@@ -405,50 +396,58 @@ class Tcgen05Product(MatrixMultiply):
 # ---- which products exist
 
 
-def _multiples(first: int, last: int, step: int) -> tuple[int, ...]:
-    return tuple(range(first, last + 1, step))
+def find_depth(op: Tcgen05Mma, k: int) -> DepthRow | None:
+    """Return the row of a K of an instruction, or None if no target has it.
+
+    Args:
+        op: Instruction.
+        k: K of the product; of a sparse one all elements count.
+    """
+    rows = (row for row in KINDS[op.kind].depths if (row.sparse or not op.sparse) and (row.stationary or not op.ws))
+    return next((row for row in rows if row.k * (2 if op.sparse else 1) == k), None)
 
 
-class ShapeRow(NamedTuple):
-    """The M and N of some products."""
+def count_scales(op: Tcgen05Mma, k: int) -> int:
+    """Return the scales per row of A and per column of B; 0 without block scales.
 
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    Args:
+        op: Instruction.
+        k: K of the dense instruction; a sparse one has as many scales for twice the elements.
+    """
+    return k // KINDS[op.kind].sizes[op.size] if op.scaled else 0
 
 
-def product_shapes(op: Tcgen05Mma, *, long_k: bool = False) -> ShapeRow:
+def product_shapes(op: Tcgen05Mma, depth: DepthRow | None = None) -> ShapeRow:
     """Return the M and N that an instruction's descriptor may have.
 
     Args:
         op: Instruction.
-        long_k: True for K = 96.
+        depth: Row of the product's K; None: the K that every target has.
 
     Source: PTX ISA table 39.
     """
     if op.ws:
-        return ShapeRow((32, 64, 128), (64, 128) if op.sparse else (64, 128, 256))
+        return STATIONARY_SHAPES[op.sparse]
+    if depth is not None and depth.shapes:
+        return depth.shapes[op.cta_group]
+    columns = (INTEGER_COLUMNS if op.kind == "i8" else COLUMNS)[op.cta_group]
     if op.cta_group == 1:
-        if op.kind == "i8":
-            return ShapeRow((64, 128), (8, 16, 24, *_multiples(32, 256, 16)))
-        return ShapeRow((128,) if op.scaled else (64, 128), _multiples(8, 256, 8))
-    rows = (256,) if op.scaled and (op.sparse or long_k) else (128, 256)
-    return ShapeRow(rows, _multiples(32, 256, 32) if op.kind == "i8" else _multiples(16, 256, 16))
+        return ShapeRow((128,) if op.scaled else (64, 128), columns)
+    return ShapeRow((256,) if op.scaled and op.sparse else (128, 256), columns)
 
 
-def scale_formats(op: Tcgen05Mma, count: int) -> tuple[Format, ...]:
-    """Return the formats that the block scales may have (table 44, and the tables of 9.7.16.10.7).
+def scale_formats(op: Tcgen05Mma) -> tuple[Format, ...]:
+    """Return the formats that the block scales have on some target, the usual one first (table 44, and the tables of 9.7.16.10.7).
 
     Args:
         op: Block-scaled instruction.
-        count: Scales per row.
     """
-    if op.kind != "mxf4nvf4":
-        return (UE8M0,)
-    return (UE4M3, UE8M0) if count in (4, 6) else (UE8M0,)
+    row = KINDS[op.kind]
+    return row.scales[row.sizes[op.size]]
 
 
 def product_problem(op: Tcgen05Product) -> str | None:
-    """Return what is wrong with a product's shape and types, or None.
+    """Return what is wrong with a product's shape and types on every target, or None.
 
     Args:
         op: Product whose instruction exists.
@@ -465,25 +464,26 @@ def product_problem(op: Tcgen05Product) -> str | None:
         return "D is f16 only where A and B are f16"
     if op.satfinite and op.kind != "i8":
         return "only .kind::i8 saturates"
-    long_k = op.k == LONG_K and op.kind in ("mxf4", "mxf4nvf4") and not op.sparse
-    k = row.k * (2 if op.sparse else 1)
-    if op.k != k and not long_k:
-        return f"K of .kind::{op.kind}{' sparse' if op.sparse else ''} is {k}, not {op.k}"
-    shapes = product_shapes(instruction, long_k=long_k)
+    depth = find_depth(instruction, op.k)
+    if depth is None:
+        return f"K of .kind::{op.kind}{' sparse' if op.sparse else ''} is {row.k * (2 if op.sparse else 1)}, not {op.k}"
+    for name, fmt in (("A", op.a), ("B", op.b)):
+        if depth.multiplicands and fmt not in depth.multiplicands:
+            return f"K = {op.k} of .kind::{op.kind} has {name} of {', '.join(map(str, depth.multiplicands))}, not {fmt}"
+    shapes = product_shapes(instruction, depth)
     for name, size, sizes in (("M", op.m, shapes.rows), ("N", op.n, shapes.columns)):
         if size not in sizes:
             return f"{name} is one of {', '.join(map(str, sizes))}, not {size}"
-    return _scaling_problem(op, long_k)
+    return _scaling_problem(op, depth)
 
 
-def _scaling_problem(op: Tcgen05Product, long_k: bool) -> str | None:
+def _scaling_problem(op: Tcgen05Product, depth: DepthRow) -> str | None:
     instruction = op.instruction
     if not instruction.scaled:
         return f".kind::{op.kind} has no block scales" if op.scaling is not None else None
     if op.scaling is None:
         return f".kind::{op.kind} has block scales; give their type after that of B"
-    count = LONG_K_COUNTS[op.size] if long_k else instruction.scale_count
-    formats = scale_formats(instruction, count)
+    count, formats = count_scales(instruction, depth.k), scale_formats(instruction)
     if op.scaling.format not in formats:
         return f"the scales are {' or '.join(map(str, formats))}, not {op.scaling.format}"
     return None if op.scaling.count == count else f"a row has {count} scales, not {op.scaling.count}"
@@ -491,7 +491,7 @@ def _scaling_problem(op: Tcgen05Product, long_k: bool) -> str | None:
 
 def make_product(
     op: Tcgen05Mma, m: int, n: int, d: Format, a: Format, b: Format | None = None, *,
-    scale: Format | None = None, satfinite: bool = False, long_k: bool = False,
+    scale: Format | None = None, satfinite: bool = False, k: int | None = None,
 ) -> Tcgen05Product:  # fmt: skip
     """Return the product of an instruction with a shape and types, unchecked; `product_problem` says what is wrong with it.
 
@@ -502,26 +502,22 @@ def make_product(
         d: Format of D.
         a: Format of A.
         b: Format of B; None: as A.
-        scale: Format of the block scales; None: the only one, or ue4m3 where there are two.
+        scale: Format of the block scales; None: the usual one of the instruction.
         satfinite: True if an integer sum saturates.
-        long_k: True for K = 96.
+        k: K, of a sparse product all elements; None: the K that every target has.
     """
+    usual = KINDS[op.kind].k
+    depth = None if k is None else find_depth(op, k)
     scaling = None
     if op.scaled:
-        count = LONG_K_COUNTS[op.size] if long_k else op.scale_count
-        scaling = BlockScaling(count, scale or scale_formats(op, count)[0])
-    k = LONG_K if long_k else KINDS[op.kind].k * (2 if op.sparse else 1)
+        scaling = BlockScaling(count_scales(op, usual if depth is None else depth.k), scale or scale_formats(op)[0])
     return Tcgen05Product(
-        m=m, n=n, k=k, d=d, a=a, b=b or a, kind=op.kind, cta_group=op.cta_group, ws=op.ws, size=op.size,
-        sparsity=Sparsity() if op.sparse else None, scaling=scaling, satfinite=satfinite,
+        m=m, n=n, k=usual * (2 if op.sparse else 1) if k is None else k, d=d, a=a, b=b or a, kind=op.kind, cta_group=op.cta_group,
+        ws=op.ws, size=op.size, sparsity=Sparsity() if op.sparse else None, scaling=scaling, satfinite=satfinite,
     )  # fmt: skip
 
 
 # ---- the usual products
-
-USUAL_SIZES = {  # the .scale_vectorsize that every target has, and the formats of the scales
-    "mxf8f6f4": ((None, UE8M0),), "mxf4": ((None, UE8M0),), "mxf4nvf4": (("block16", UE4M3), ("block16", UE8M0), ("block32", UE8M0)),
-}  # fmt: skip
 
 
 @cache

@@ -3,14 +3,16 @@
 Source: PTX ISA 9.7.16.4.2, tables 42 to 44; CUTLASS mma_sm100_desc.hpp agrees.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.formats.number_formats import Format
-from tcemu.engine.isa.tcgen05 import KINDS, LONG_K, Tcgen05Mma, Tcgen05Product, make_product, product_problem, scale_formats
+from tcemu.engine.isa.tcgen05 import Tcgen05Mma, Tcgen05Product, find_depth, make_product, product_problem, scale_formats
+from tcemu.engine.isa.tcgen05_kinds import FP4_KINDS, KINDS, SCALE_CODES, SCALE_IDS, KindRow
 
 SECTION = "PTX ISA 9.7.16.4.2"
-SCALE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,), 3: (0, 1, 2, 3), 6: (0, 2)}  # valid IDs by scales per row: 9.7.16.10.7
+SCALE_FORMAT = 23  # lowest bit of the type of the scales
 MAX_SHIFTS = (0, 8, 16, 32)  # of the zero-column mask of .ws, by bits 30 and 31
 TRANSPOSABLE = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8")  # formats that may lie MN-major: table 51, CUTLASS
 
@@ -46,8 +48,9 @@ def encode_instruction_descriptor(described: InstructionDescriptor | Tcgen05Prod
         value |= fields.selector | int(op.satfinite) << 3 | kind.accumulators[op.d] << 4 | op.m >> 4 << 24
         value |= MAX_SHIFTS.index(fields.max_shift) << 30
     else:
-        value |= fields.scale_b_id << 4 | (op.scaling.format.name == "ue8m0") << 23 | op.m >> 7 << 27 | fields.scale_a_id << 29
-        value |= (op.k == LONG_K) << 31
+        value |= fields.scale_b_id << 4 | SCALE_CODES[op.scaling.format] << SCALE_FORMAT | op.m >> 7 << 27 | fields.scale_a_id << 29
+    depth = find_depth(op.instruction, op.k)
+    value |= 0 if depth is None else sum((depth.code >> i & 1) << bit for i, bit in enumerate(kind.depth_bits))
     decoded = decode_instruction_descriptor(op.instruction, value)
     if decoded != fields:
         raise Unsupported(f"{op}: the instruction descriptor cannot say {fields}. {SECTION}")
@@ -81,28 +84,19 @@ def decode_instruction_descriptor(op: Tcgen05Mma, value: int) -> InstructionDesc
     if bits(2, 1) != op.sparse:
         raise fail(f"bit 2 is {bits(2, 1)}, but the instruction is {'sparse' if op.sparse else 'dense'}")
     a, b = look_up("A", bits(7, 3), kind.multiplicands), look_up("B", bits(10, 3), kind.multiplicands)
-    long_k = op.kind in ("mxf4", "mxf4nvf4") and bits(31, 1) == 1
+    reserved = kind.reserved
     if op.scaled:
-        d, scale, m = next(iter(kind.accumulators)), ("ue4m3", "ue8m0")[bits(23, 1)], bits(27, 2) << 7
-        reserved = {"0, 1 and 3": value & 0b1011, "6": bits(6, 1), "24 to 26": bits(24, 3)}
-        reserved |= {} if op.kind != "mxf8f6f4" else {"31": bits(31, 1)}
+        d, m = next(iter(kind.accumulators)), bits(27, 2) << 7
     else:
-        d, scale, m = look_up("D", bits(4, 2), kind.accumulators), None, bits(24, 5) << 4
-        reserved = {"6": bits(6, 1), "23": bits(23, 1), "29": bits(29, 1)}
-        reserved |= {} if op.ws else {"30 and 31": bits(30, 2)}
-        reserved |= {} if op.sparse else {"0 and 1": bits(0, 2)}
-        reserved |= {} if op.kind == "i8" else {"3": bits(3, 1)}
-    if wrong := [name for name, found in reserved.items() if found]:
+        d, m = look_up("D", bits(4, 2), kind.accumulators), bits(24, 5) << 4
+        reserved = reserved | ({} if op.ws else {"30 and 31": 0b11 << 30}) | ({} if op.sparse else {"0 and 1": 0b11})
+        reserved |= {} if op.kind == "i8" else {"3": 1 << 3}
+    if wrong := [name for name, mask in reserved.items() if value & mask]:
         raise fail(f"bits {', '.join(wrong)} are reserved and must be 0")
-    chosen = None
-    if scale is not None:
-        made = make_product(op, m, bits(17, 6) << 3, d, a, b, long_k=long_k)
-        formats = scale_formats(op, made.require_scaling().count)
-        chosen = next((fmt for fmt in formats if fmt.name == scale), None)
-        if chosen is None:
-            raise fail(f"bit 23 says scales of {scale}, but they are {' or '.join(map(str, formats))}")
+    scale = _decode_scale(op, value, reserved, fail) if op.scaled else None
     saturates = op.kind == "i8" and bits(3, 1) == 1
-    product = make_product(op, m, bits(17, 6) << 3, d, a, b, scale=chosen, satfinite=saturates, long_k=long_k)
+    k = _decode_depth(op, kind, value, fail)
+    product = make_product(op, m, bits(17, 6) << 3, d, a, b, scale=scale, satfinite=saturates, k=k)
     if problem := product_problem(product):
         raise fail(problem)
     found = InstructionDescriptor(
@@ -115,11 +109,35 @@ def decode_instruction_descriptor(op: Tcgen05Mma, value: int) -> InstructionDesc
     return found
 
 
+def _decode_depth(op: Tcgen05Mma, kind: KindRow, value: int, fail: Callable[[str], Unsupported]) -> int:
+    """Return the K that the descriptor states."""
+    code = sum((value >> bit & 1) << i for i, bit in enumerate(kind.depth_bits))
+    depth = next((row for row in kind.depths if row.code == code), None)
+    if depth is None:
+        raise fail(f"the field of K is {code}; .kind::{op.kind} has {', '.join(f'{row.code} for {row.k}' for row in kind.depths)}")
+    usual = 2 * kind.k
+    if op.sparse and not depth.sparse:
+        stated = f"2 x {depth.k}" if depth.k == usual else str(depth.k)
+        raise fail(f"K of .kind::{op.kind} sparse is {usual}, not {stated}")
+    return depth.k * (2 if op.sparse else 1)
+
+
+def _decode_scale(op: Tcgen05Mma, value: int, reserved: dict[str, int], fail: Callable[[str], Unsupported]) -> Format:
+    """Return the type of the scales that the descriptor states."""
+    code = (value & ~sum(reserved.values())) >> SCALE_FORMAT & 0b11
+    formats = scale_formats(op)
+    known = {number: fmt for fmt, number in SCALE_CODES.items()}
+    if known.get(code) not in formats:
+        stated = f"scales of {known[code]}" if code in known else f"type {code} of the scales"
+        raise fail(f"bit {SCALE_FORMAT} says {stated}, but they are {' or '.join(map(str, formats))}")
+    return known[code]
+
+
 def _operand_problem(found: InstructionDescriptor) -> str | None:
     """Return what is wrong with the fields that are not the product's, or None."""
     op = found.product
     for name, transposed, fmt in (("A", found.transpose_a, op.a), ("B", found.transpose_b, op.b)):
-        if transposed and (fmt.name not in TRANSPOSABLE or op.kind in ("mxf4", "mxf4nvf4")):
+        if transposed and (fmt.name not in TRANSPOSABLE or op.kind in FP4_KINDS):
             return f"{name} of {fmt} cannot lie MN-major in .kind::{op.kind}"
     step = 16 * op.cta_group
     if found.transpose_b and op.b.bits == 8 and op.n % step:

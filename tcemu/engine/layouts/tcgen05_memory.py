@@ -115,12 +115,12 @@ def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
     return Tcgen05Descriptor(**{name: field_value(field) for name, field in FIELDS.items()})
 
 
-def descriptor_problem(words: np.ndarray, *, long_k: bool = False) -> str | None:
+def descriptor_problem(words: np.ndarray, *, absolute: bool = False) -> str | None:
     """Return what is wrong with a known descriptor, or None.
 
     Args:
         words: uint32[2], low word first.
-        long_k: True for an operand of a product with K = 96, the only one that may have bit 52.
+        absolute: True for an operand of a product whose K allows bit 52: `DepthRow.absolute` of the row of K.
     """
     value = int(words[0]) | int(words[1]) << 32
     stray = value & ~sum((1 << field.bits) - 1 << field.low for field in FIELDS.values())
@@ -129,7 +129,7 @@ def descriptor_problem(words: np.ndarray, *, long_k: bool = False) -> str | None
         return f"bits 46 to 48 are {int(fields.version)}, but must be {VERSION}. {SECTION}"
     if int(fields.mode) not in BY_MODE:
         return f"the swizzle field is {int(fields.mode)}; valid are {', '.join(str(mode) for mode in sorted(BY_MODE))}. {SECTION}"
-    if int(fields.absolute) and not long_k:
+    if int(fields.absolute) and not absolute:
         return f"bit 52 is set, which only a product with K = 96 may have. {SECTION}"
     return f"bits are set that belong to no field, {stray:#x}. {SECTION}" if stray else None
 

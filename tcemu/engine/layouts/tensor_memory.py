@@ -1,4 +1,4 @@
-"""Tensor memory: 128 lanes x 512 columns of 32 bits, and where tcgen05 puts the elements of its operands.
+"""Tensor memory: 128 lanes of 32 bits a column, and where tcgen05 puts the elements of its operands.
 
 A cell is 32 bits at (lane, column). Every layout is a row of a table. The functions turn a row into arrays of cells, which serve both
 directions: reading takes the cells, writing sets them. Columns count from the operand's address, lanes from the lane of its address.
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 LANES = 128
-COLUMNS = 512
 QUARTER = 32  # lanes that one warp of a warpgroup reaches
 THREADS = 32
 LANE_SHIFT = 16  # an address has the lane in bits 31..16 and the column in bits 15..0
@@ -187,7 +186,7 @@ def scale_cells(rows: int, count: int, byte_id: int = 0) -> ScaleCells:
         count: Scales per row.
         byte_id: Scale factor ID of the instruction descriptor.
 
-    Source: PTX ISA 9.7.16.10.7; K = 96, whose scales pass from one chunk of columns to the next, after CUTLASS (inferred).
+    Source: PTX ISA 9.7.16.10.7; more than four scales, which pass from one chunk of columns to the next, after CUTLASS (inferred).
     """
     x, byte = np.arange(rows, dtype=np.int32)[:, None], byte_id + np.arange(count, dtype=np.int32)
     chunk = 8 if rows > 128 else 4

@@ -19,7 +19,7 @@ from tcemu.engine.isa.legality import check, describe_instruction, instructions,
 from tcemu.engine.isa.operand_fragments import register_fragments
 from tcemu.engine.isa.other_makers import OTHER_TARGETS, UNIT_FAMILIES, Unit
 from tcemu.engine.isa.short_names import short_names
-from tcemu.engine.isa.targets import GPU_NAMES, capability_target, resolve_target
+from tcemu.engine.isa.targets import GPU_NAMES, TARGETS, capability_target, resolve_target
 from tcemu.engine.layouts.fragment_layouts import Fragment
 from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, TARGET_HELP, CommandError
 from tcemu.faces.commands.array_files import Output, path_text
@@ -161,7 +161,7 @@ def evidence_summary() -> Iterator[str]:
     """A line per target: its instructions by level of evidence, and the recorded words. Equal targets share a line."""
     lines: dict[tuple, list[str]] = {}
     for target in targets():
-        known = [find_row(op, target).evidence for op in _computing_instructions(target)]
+        known = [find_row(op, target).evidence for op in _computing_instructions(target)] if target_rows(target) else []
         counts = Counter(evidence.level for evidence in known)
         words = sum(evidence.recorded for evidence in set(known))
         lines.setdefault((*(counts[level] for level in LEVELS), words), []).append(target)
@@ -177,7 +177,10 @@ def evidence_summary() -> Iterator[str]:
 
 
 def evidence_details(target: str) -> Iterator[str]:
-    """The rows of one target: label, model and evidence."""
+    """The rows of one target: label, model and evidence; of a target without rows what is public."""
+    if not target_rows(target):
+        yield f"{target}: no arithmetic is modelled; known is: {TARGETS[resolve_target(target)].public}"
+        return
     used = {find_row(op, target).label for op in _computing_instructions(target)}
     for row in target_rows(target):
         if row.label in used or row.family in DESCRIBED_FAMILIES or row.toolkits:

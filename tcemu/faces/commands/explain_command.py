@@ -15,6 +15,7 @@ from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.grammar import shorten_text
 from tcemu.engine.isa.legality import check
+from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.engine.layouts.sparsity import defined_fields
 from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, TARGET_HELP, CommandError
 from tcemu.faces.commands.arguments import apply_what_if
@@ -44,7 +45,7 @@ def add_explain(subparsers) -> None:
         epilog=f"example: tcemu explain {EXAMPLE_SPELLING} --a -8192 -0.5 -0.25 -0.125 --b 1024 1 1 1 --c 0x1p23",
     )
     parser.add_argument("spelling", metavar="SPELLING", help=OP_HELP)
-    parser.add_argument("--target", action="append", help=f"{TARGET_HELP}; repeat it to compare (default: sm_90a)")
+    parser.add_argument("--target", action="append", help=f"{TARGET_HELP}; repeat it to compare (default: {DEFAULT_TARGET})")
     for name, meaning in VECTORS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", metavar="X", help=meaning)
     parser.add_argument("--e", nargs="+", metavar="FIELD", help="sparsity metadata of the row: hex digits, a field of four bits each")
@@ -151,7 +152,7 @@ def run_explain(args: argparse.Namespace) -> int:
     Raises:
         CommandError: The request or a file is at fault.
     """
-    targets = args.target or ["sm_90a"]
+    targets = args.target or [DEFAULT_TARGET]
     try:
         op = check(args.spelling, targets[0])
         if args.random is None:

@@ -14,6 +14,7 @@ from tcemu.base.files import replace_file
 from tcemu.base.progress import ProgressLine
 from tcemu.engine.architectures.lookup import COMPUTING_FAMILIES
 from tcemu.engine.isa.legality import instructions, min_version, targets
+from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, CommandError
 from tcemu.faces.commands.arguments import parse_count, parse_positive_count
 from tcemu.uses.fuzz.case_generator import KINDS, MAX_WEIGHT
@@ -61,7 +62,8 @@ def add_infer(subparsers) -> None:
         epilog=f"example: tcemu infer {EXAMPLE_SPELLING} --target sm_90a",
     )
     parser.add_argument("op", metavar="OP", help=OP_HELP)
-    parser.add_argument("--target", dest="box", metavar="TARGET", default="sm_90a", help=f"{SIDE_HELP}, or gpu (default: sm_90a)")
+    help_text = f"{SIDE_HELP}, or gpu (default: {DEFAULT_TARGET})"
+    parser.add_argument("--target", dest="box", metavar="TARGET", default=DEFAULT_TARGET, help=help_text)
     parser.add_argument(
         "--cases", type=parse_positive_count, default=512, help="cases on which the model is compared with the black box (default: 512)"
     )

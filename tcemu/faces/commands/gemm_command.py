@@ -23,6 +23,7 @@ from tcemu.engine.architectures.lookup import find_row, require_product
 from tcemu.engine.formats.number_formats import F64, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.legality import check, recipe_name
+from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.faces.commands import OP_HELP, TARGET_HELP, CommandError
 from tcemu.faces.commands.arguments import apply_what_if
 from tcemu.faces.commands.array_files import Output, check_size, load_array, npy_bytes, output_shape, path_text
@@ -35,7 +36,6 @@ from tcemu.uses.emulation.product_errors import count_out_of_range, quantize_ope
 from tcemu.uses.study.accuracy import ErrorTally, Reference, round_values, ulp
 
 BEYOND_RANGE = np.array([1e300])  # beyond the range of every format but f64
-DEFAULT_TARGET = "sm_90a"
 BLOCK_MACS = 2**28  # approximate multiply-accumulates of a block of rows
 SAMPLED_OUTPUTS = 64  # outputs recomputed in rational arithmetic, over all blocks
 F64_SAMPLED_OUTPUTS = 1024  # the same for f64, where float64 cannot serve as the exact product and all figures come from the sample
@@ -67,7 +67,7 @@ def add_gemm(subparsers) -> None:
         metavar="NAME",
         help=f'instead of --op: how a library multiplies, such as fp8 or "fp8 on H100"; one of {", ".join(RECIPES)}',
     )
-    parser.add_argument("--target", help=f"{TARGET_HELP} (default: sm_90a, or the recipe's own)")
+    parser.add_argument("--target", help=f"{TARGET_HELP} (default: {DEFAULT_TARGET}, or the recipe's own)")
     parser.add_argument(
         "--rounding",
         type=str.upper,

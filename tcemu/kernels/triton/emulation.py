@@ -25,7 +25,7 @@ from triton.runtime import Autotuner
 from triton.runtime import driver as triton_driver
 
 from tcemu.base.errors import Unsupported
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import parse_target_name, resolve_target
 from tcemu.kernels.ptx.linker.statement_programs import store_programs
 from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer, PointerTable
 from tcemu.kernels.ptx.runtime.kernel_runner import run
@@ -149,7 +149,7 @@ class EmulationDriver(DriverBase):
     """Triton's driver of an emulated GPU."""
 
     def __init__(self, target: str, report: LaunchReport, config: Callable[[triton.Config], bool] | None, checked: bool) -> None:
-        self.capability = int(target.removeprefix("sm_").rstrip("af"))
+        self.capability = parse_target_name(target).number
         if self.capability not in PROPERTIES:
             raise Unsupported(f"target: got {target}; Triton's emulation has {', '.join(f'sm_{n}' for n in PROPERTIES)}")
         self.target, self.report, self.config, self.checked = target, report, config, checked
@@ -442,7 +442,7 @@ def _special_registers(function: Function) -> set[str]:
 
 def _run_target(module: Module, target: str) -> str:
     """Return the target on which the module runs: Triton compiles for sm_90a where sm_90 was asked for."""
-    return module.target if module.target.rstrip("af") == target.rstrip("af") else target
+    return module.target if parse_target_name(module.target).number == parse_target_name(target).number else target
 
 
 def _settings(source: Any, metadata: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tcemu.base.errors import Unsupported
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, F64, TF32, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.legality import instructions
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import parse_target_name, resolve_target
 from tcemu.kernels.ptx.runtime.launch_shape import read_dimensions
 from tcemu.kernels.triton.cuda_redirection import cuda_on_cpu
 from tcemu.kernels.triton.device_properties import PROPERTIES
@@ -96,7 +96,7 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
             "tcemu.triton.emulated works with this one"
         )
     name = resolve_target(target)
-    capability = int(name.removeprefix("sm_").rstrip("af"))
+    capability = parse_target_name(name).number
     rule = next((rule for rule in RULES if capability in rule.capabilities), None)
     if rule is None:
         covered = ", ".join(f"sm_{number}" for rule in RULES for number in rule.capabilities)

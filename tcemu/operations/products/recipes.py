@@ -29,10 +29,10 @@ from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.formats.number_formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, S4, S8, TF32, UE4M3, UE8M0, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.grammar import shorten_text
-from tcemu.engine.isa.legality import FIFTH_GENERATION, check, manual_section, resolve_op, targets
+from tcemu.engine.isa.legality import check, manual_section, resolve_op, targets
 from tcemu.engine.isa.other_makers import OTHER_TARGETS
 from tcemu.engine.isa.short_names import ALIASES, find_short_name
-from tcemu.engine.isa.targets import TARGETS, resolve_target
+from tcemu.engine.isa.targets import DEFAULT_SCALED_TARGET, DEFAULT_TARGET, TARGETS, library_unit, resolve_target
 from tcemu.engine.isa.tcgen05 import usual_products
 from tcemu.operations.products.accumulation import REDUCTIONS
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict
@@ -100,6 +100,7 @@ _OCP = "OCP MX 1.0, 5.2 and 6.3"
 # 4 instructions of 32 elements: FP8 sums restart after 128 elements on Hopper, in the order of mmaemu 0.1.0 and of bitequiv, which found
 # no promotion on sm_100 and sm_103. The other targets are assumed to be like those two
 SPLIT_ACCUMULATOR_INTERVAL = {"sm_90a": 4}
+UNPUBLISHED_SPLIT_ACCUMULATOR = ("sm_89",)  # targets where cuBLASLt's order is unpublished
 
 ROWS = {
     "f16": RecipeRow(F16, F16, UNSCALED, UNSCALED, ("f16", "f16"), "arXiv 1710.03740; scaling the loss is the caller's"),
@@ -148,10 +149,11 @@ def split_accumulator_interval(target: str) -> int | None:
         Unsupported: the target is unknown.
     """
     target = resolve_target(target)
-    if target == "sm_89":
+    if target in UNPUBLISHED_SPLIT_ACCUMULATOR:
         raise NotModelled(
-            "sm_89: cuBLASLt adds differently on this target with fast accumulation off, and the order is unpublished; fp8 has it on for "
-            "all three products, and get_recipe('fp8', 'sm_89').replace(backward=...) accepts gradients with a promote= of your own."
+            f"{target}: cuBLASLt adds differently on this target with fast accumulation off, and the order is unpublished; fp8 has it on "
+            f"for all three products, and get_recipe('fp8', '{target}').replace(backward=...) accepts gradients with a promote= of your "
+            "own."
         )
     return SPLIT_ACCUMULATOR_INTERVAL.get(target)
 
@@ -509,7 +511,7 @@ def get_recipe(name: str, /, target: str | None = None, *, evidence: str | None 
 
     Raises:
         ValueError: an unknown name or level, or two targets.
-        NotModelled: there is less evidence than `evidence` asks for.
+        NotModelled: there is less evidence than `evidence` asks for, or nobody has published the target's arithmetic.
         Unsupported: the target has no such instruction. The message lists the targets that work.
 
     Example:
@@ -521,13 +523,14 @@ def get_recipe(name: str, /, target: str | None = None, *, evidence: str | None 
     name, target = _split_recipe_name(name, target)
     row = ROWS[name]
     assert row.backward is not None
-    target = ("sm_100a" if row.block_scale else "sm_90a") if target is None else resolve_target(target)
+    target = (DEFAULT_SCALED_TARGET if row.block_scale else DEFAULT_TARGET) if target is None else resolve_target(target)
     if target not in (working := _supported_targets(name)):
         try:
             for one in (name, *row.backward):
                 _recipe_from_row(one, target, {})
         except (Unsupported, NotModelled) as error:
-            raise Unsupported(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
+            refusal = NotModelled if target in TARGETS and TARGETS[target].public and isinstance(error, NotModelled) else Unsupported
+            raise refusal(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
     if "backward" not in changes:
         changes["backward"] = tuple(_recipe_from_row(gradient, target, {}) for gradient in row.backward)
     recipe = _recipe_from_row(name, target, changes)
@@ -613,7 +616,7 @@ def _supported_targets(name: str) -> tuple[str, ...]:
 def _row_spelling(name: str, target: str) -> str:
     """Spells the instruction of one row on a target. The target need not have it."""
     row = ROWS[name]
-    if target in FIFTH_GENERATION:
+    if library_unit(target) == "tcgen05":
         scaling = None if row.block_scale is None else (row.block_scale.kind, row.block_scale.scale_vec, str(row.block_scale.stype))
         described = lambda op: None if op.scaling is None else (op.kind, op.scaling.count, op.scaling.format.name)
         return next(
@@ -623,7 +626,7 @@ def _row_spelling(name: str, target: str) -> str:
         kind, vectors, stype, k = row.block_scale.kind, row.block_scale.scale_vec, row.block_scale.stype, row.block_scale.k
         return f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
     k = 256 // max(row.a.bits, 8) * (2 if row.sparse else 1)
-    if target == "sm_90a":
+    if library_unit(target) == "wgmma":
         return f"wgmma.mma_async{'.sp' if row.sparse else ''}.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
     if row.a == row.b:
         return str(resolve_op(row.a.name + (" sparse" if row.sparse else ""), target))  # targets before sm_80 have smaller shapes
@@ -632,7 +635,7 @@ def _row_spelling(name: str, target: str) -> str:
 
 def _hadamard_op(target: str) -> str:
     """Spells the instruction that applies a Hadamard transform on a target."""
-    return _row_spelling("bf16", target) if target in FIFTH_GENERATION else HADAMARD_OP
+    return _row_spelling("bf16", target) if library_unit(target) == "tcgen05" else HADAMARD_OP
 
 
 def _recipe_from_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:

@@ -11,9 +11,9 @@ from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.number_formats import F32
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.grammar import parse
-from tcemu.engine.isa.legality import FIFTH_GENERATION, instructions, min_version, recipe_name
+from tcemu.engine.isa.legality import instructions, min_version, recipe_name
 from tcemu.engine.isa.short_names import instructions_by_name
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import library_unit, resolve_target
 from tcemu.engine.isa.tcgen05 import find_counterpart
 
 UNIT_NAMES = {"mma": "mma.sync", "mma.sp": "mma.sp", "wmma.mma": "wmma.mma"}  # units by family; the others are called as their family
@@ -33,8 +33,8 @@ def describe_unit(op: str | Instruction, target: str) -> str:
     Source: CUTLASS and cuBLAS use wgmma on sm_90a and tcgen05 on sm_100 to sm_110, which `tcemu.get_recipe` takes too.
     """
     op, target = parse(op), resolve_target(target)
-    library = "tcgen05" if target in FIFTH_GENERATION else "wgmma" if target == "sm_90a" else None
-    if library is None or not isinstance(op, MatrixMultiply) or op.d.is_integer:
+    library = library_unit(target)
+    if library not in ("wgmma", "tcgen05") or not isinstance(op, MatrixMultiply) or op.d.is_integer:
         return ""
     taken = "tcgen05" if op.family.startswith("tcgen05") else op.family.removesuffix(".sp")
     other = _other_instruction(op, target, library, taken)

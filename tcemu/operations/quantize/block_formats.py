@@ -24,7 +24,7 @@ from tcemu.engine.arithmetic.fma import multiply_numbers
 from tcemu.engine.backends.quotients import multiply
 from tcemu.engine.formats.coding import codes_to_limbs, convert, decode, decode_limbs, encode, nan_code, round_from_f32, rounds_from_f32
 from tcemu.engine.formats.float_arrays import array_codes
-from tcemu.engine.formats.number_formats import ARRAY_FORMATS, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, UE4M3, UE8M0, Format
+from tcemu.engine.formats.number_formats import ARRAY_FORMATS, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, UE8M0, Format
 from tcemu.engine.formats.rounding import ROUNDINGS
 from tcemu.operations.quantize.scale_groups import GroupSizes, join_groups, repeat_scales, split_groups
 from tcemu.operations.quantize.scale_rules import RULES, ScaleRule
@@ -190,7 +190,7 @@ def block_quantize(
     largest, tensor = _find_amax(blocking, scaling and scaling.tensor, codes, *(tensors or (None, None)))
     scales, scalers = _block_scales(rule_row, fmt.element, blocking.arithmetic, largest, tensor)
     key = key if rounding == "SR" else None
-    elements = _encode_elements(blocking, fmt.element, rounding, scaling and scaling.apply, codes, scales, scalers, key)
+    elements = _encode_elements(blocking, fmt.element, rule_row.scale, rounding, scaling and scaling.apply, codes, scales, scalers, key)
     tensor_scale = lax.bitcast_convert_type(tensor[0], jnp.float32) if tensor else None
     return BlockQuantized(elements, jnp.moveaxis(scales, -1, axis), tensor_scale, fmt, axis)
 
@@ -346,10 +346,11 @@ def _nan_if_special(scale: Format, arithmetic: Format, largest: Limbs, scales: A
     return jnp.where(special, scale.nan, scales).astype(jnp.uint8)
 
 
-@partial(jax.jit, static_argnames=("blocking", "element", "rounding", "apply"))
+@partial(jax.jit, static_argnames=("blocking", "element", "scale", "rounding", "apply"))
 def _encode_elements(
     blocking: _Blocking,
     element: Format,
+    scale: Format,
     rounding: str,
     apply: Callable[[Array, Array, Format], Array] | None,
     codes: Array,
@@ -364,19 +365,20 @@ def _encode_elements(
         shape = limbs[0].shape
         random = None if key is None else blocking.split_blocks(jax.random.bits(key, shape, jnp.uint32))
         limbs = tuple(map(blocking.split_blocks, limbs))
-        elements = _scale_and_encode(blocking.arithmetic, element, rounding, apply, limbs, scales, scalers, random)
+        elements = _scale_and_encode(blocking.arithmetic, element, scale, rounding, apply, limbs, scales, scalers, random)
         return join_groups(elements, shape[blocking.axis], blocking.axis)
 
     small_is_zero = element.min_exponent - element.mantissa_bits > F32.min_exponent
     in_last = jnp.moveaxis(codes, blocking.axis, -1)
     reason = "" if blocking.arithmetic == F32 and small_is_zero else f"{element} from {blocking.arithmetic} may differ from f32 quotients"
     reason = reason or unsupported_reason(blocking.source, element, rounding, in_last, scaled=True)
-    return round_by_platform(reason, partial(_encode_with_kernel, blocking, element, apply), portable, codes, scales, scalers)
+    return round_by_platform(reason, partial(_encode_with_kernel, blocking, element, scale, apply), portable, codes, scales, scalers)
 
 
 def _encode_with_kernel(
     blocking: _Blocking,
     element: Format,
+    scale: Format,
     apply: Callable[[Array, Array, Format], Array] | None,
     platform: str,
     codes: Array,
@@ -385,17 +387,18 @@ def _encode_with_kernel(
 ) -> Array:
     """Encodes elements by a kernel, which divides by powers of two. A quotient too small for f32 is zero in the element's format."""
     if scalers is not None:
-        scales = jnp.where(scales == UE4M3.nan, F32.nan, scalers)
+        scales = jnp.where(scales == scale.nan, F32.nan, scalers)
     sizes, codes = GroupSizes(rows=1, depth=blocking.block), jnp.moveaxis(codes, blocking.axis, -1)
-    multiplied, scale = apply is multiply, UE8M0 if scalers is None else F32
-    elements = round_with_kernel(blocking.source, element, True, sizes, platform, codes, scales, multiplied=multiplied, scale=scale)
+    multiplied, divisor = apply is multiply, scale if scalers is None else F32
+    elements = round_with_kernel(blocking.source, element, True, sizes, platform, codes, scales, multiplied=multiplied, scale=divisor)
     return jnp.moveaxis(elements, -1, blocking.axis)
 
 
-@compile_once(0, 1, 2, 3)
+@compile_once(0, 1, 2, 3, 4)
 def _scale_and_encode(
     arithmetic: Format,
     element: Format,
+    scale: Format,
     rounding: str,
     apply: Callable[[Array, Array, Format], Array] | None,
     limbs: Limbs,
@@ -404,7 +407,7 @@ def _scale_and_encode(
     random: Array | None,
 ) -> Array:
     """Encodes numbers [..., blocks, block] as elements: divided by scales [..., blocks] in ue8m0, or scaled by `apply`."""
-    scale_is_nan = (scales == (UE8M0 if apply is None else UE4M3).nan)[..., None]
+    scale_is_nan = (scales == scale.nan)[..., None]
     if apply is not None and scalers is not None:
         limbs = (apply(limbs[0], scalers[..., None], F32),)
         if rounding == "RN" and rounds_from_f32(F32, element):

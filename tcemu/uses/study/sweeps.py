@@ -31,6 +31,7 @@ from tcemu.base.text import table_lines, wrap_lines
 from tcemu.engine.arithmetic.model import LIMITS, ROUNDING_FIELDS, ROUNDING_MODES, Model
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32
 from tcemu.engine.isa.families import Instruction
+from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.operations.products.gemm import gemm
 from tcemu.operations.products.matmul import matmul
 from tcemu.operations.products.product_arguments import product_keys
@@ -439,7 +440,6 @@ MODEL_FIELDS = tuple(one.name for one in fields(Model))
 RECIPE_FIELDS = ("a", "b", "split_k", "reduction", "dtype")  # other fields that `Recipe.replace` changes
 INSTRUCTION_AXES = ("recipe", "op", "target")
 FUNCTION_ARGUMENTS = ("recipe", "op", "target", "model", "key")  # arguments that a function may take by name
-DEFAULT_TARGET = "sm_90a"
 
 
 @dataclass(frozen=True)

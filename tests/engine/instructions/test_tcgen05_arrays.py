@@ -140,6 +140,56 @@ def test_zero_columns():
     assert (result(op, got, 40) == np.asarray(want)).all()
 
 
+RUBIN = "sm_107a"
+LONG_STEPS = (
+    "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16.m128n8k128.f32.e2m1.e2m1.ue5m3",
+    "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.m128n8k64.f32.e4m3.e2m1.ue8m0",
+)
+USUAL = {128: ("k128.f32.e2m1.e2m1.ue5m3", "k64.f32.e2m1.e2m1.ue4m3"), 64: ("k64", "k32")}  # what a B200 has in its place
+
+
+@pytest.mark.parametrize("spelling", LONG_STEPS)
+def test_layouts_of_rubin_with_a_model_of_ones_own(spelling):
+    """Tensor memory of 576 columns, and rows of eight scales; how the sums are added is nobody's to say but the caller's."""
+    op = tcemu.parse(spelling)
+    a, b, c, (shared, tmem), (a_desc, b_desc) = place(op, 560, 576)
+    count, bias = op.scaling.count, op.scaling.format.bias << op.scaling.format.mantissa_bits
+    scales = [(bias + RNG.integers(-3, 4, (rows, count))).astype(np.uint8) for rows in (op.m, op.n)]
+    tmem[:, 520:528] = tmem[:, 540:548] = 0
+    for x, s, quarter in product(range(128), range(count), range(4)):
+        column, shift = x // 32 + 4 * (s // 4), 8 * (s % 4)
+        tmem[x % 32 + 32 * quarter, 520 + column] |= np.uint32(int(scales[0][x, s]) << shift)
+        if x < op.n:
+            tmem[x % 32 + 32 * quarter, 540 + column] |= np.uint32(int(scales[1][x, s]) << shift)
+    operands = {"a_desc": a_desc, "scale_a": 520, "scale_b": 540, "target": RUBIN}
+    with pytest.raises(tcemu.NotModelled, match="one sum"):
+        tcgen05.mma(op, 560, b_desc, None, shared, tmem, **operands)
+    model = tcemu.get_model(spelling.replace(*USUAL[op.k]), B200)
+    got = tcgen05.mma(op, 560, b_desc, encode_instruction_descriptor(op), shared, tmem, model=model, checked=True, **operands)
+    want = tcemu.dot(op, a, b.T.copy(), c, scale_a=scales[0], scale_b=scales[1].T.copy(), target=RUBIN, model=model)
+    assert (result(op, got, 560) == np.asarray(want)).all()
+    with pytest.raises(ValueError, match=r"tensor memory is uint32\[\.\.\., 128, 576\]"):
+        tcgen05.mma(op, 40, b_desc, None, shared, tmem[:, :512], model=model, **operands)
+
+
+def test_moves_of_rubin():
+    """The last columns are reached by ld, st, cp, shift and an allocation of their own; on a B200 they are not there."""
+    tmem, load = RNG.integers(0, 1 << 32, (128, 576), dtype=np.uint32), "tcgen05.ld.sync.aligned.32x32b.x16.b32"
+    assert (np.asarray(tcgen05.ld(load, 560, tmem, warp=1, target=RUBIN)) == tmem[32:64, 560:]).all()
+    with pytest.raises(tcemu.UndefinedBehaviour, match="128 lanes and 576 columns"):
+        tcgen05.ld(load, 561, tmem, target=RUBIN)
+    back = np.asarray(tcgen05.st(load.replace(".ld", ".st"), 560, tmem[:32, :16], np.zeros_like(tmem), warp=2, target=RUBIN))
+    assert (back[64:96, 560:] == tmem[:32, :16]).all() and np.count_nonzero(back) <= 512
+    moved = np.asarray(tcgen05.shift("tcgen05.shift.cta_group::1.down", 568, tmem, target=RUBIN))
+    assert (moved[:31, 568:] == tmem[1:32, 568:]).all() and (moved[:, :568] == tmem[:, :568]).all()
+    block = tcemu.instructions.Tcgen05Block(np.zeros(64, np.uint32), target="Rubin")
+    for columns, want in ((512, 0), (64, 512)):
+        first, block = block.alloc(columns)
+        assert first == want and block.tmem.shape == (128, 576)
+    with pytest.raises(tcemu.UndefinedBehaviour, match="32 columns are not free"):
+        block.alloc(32)
+
+
 LOADS = {  # thread t, register r -> lane, column
     "32x32b": lambda t, r: (t, r),
     "16x64b": lambda t, r: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r),

@@ -46,6 +46,23 @@ def test_every_usual_product_there_and_back():
     assert encode_instruction_descriptor(long_k) >> 31 == 1
 
 
+RUBIN = {  # K and scales that Rubin alone has -> bits beside those of the usual product: CuTe DSL 4.8
+    "kind::mxf4nvf4.block_scale.block16.m128n64k{}.f32.e2m1.e2m1.{}": (("64", "ue4m3"), ("128", "ue5m3"), 1 << 3 | 1 << 24),
+    "kind::mxf4nvf4.block_scale.block32.m128n64k{}.f32.e2m1.e2m1.{}": (("64", "ue8m0"), ("64", "ue5m3"), 1 << 23 ^ 1 << 24),
+    "kind::mxf8f6f4.block_scale.m128n64k{}.f32.e4m3.e2m1.{}": (("32", "ue8m0"), ("64", "ue8m0"), 1 << 31),
+    "kind::f8f6f4.m128n64k{}.f32.e4m3.e5m2{}": (("32", ""), ("64", ""), 1 << 29),
+}
+
+
+@pytest.mark.parametrize("form", RUBIN)
+def test_descriptors_of_rubin(form):
+    usual, long, bits = RUBIN[form]
+    op, other = (parse("tcgen05.mma.cta_group::1." + form.format(*words)) for words in (long, usual))
+    value = encode_instruction_descriptor(op)
+    assert value ^ encode_instruction_descriptor(other) == bits
+    assert decode_instruction_descriptor(op.instruction, value).product == op
+
+
 WRONG = {  # kind, descriptor -> what the error says
     ("f16", 0x8110014): "bit 2 is 1, but the instruction is dense",
     ("f16", 0x8110020): "the type of D is 2",
@@ -57,6 +74,8 @@ WRONG = {  # kind, descriptor -> what the error says
     ("f8f6f4", 0x8110110): "the type of A is 2",
     ("f8f6f4", 0x8118290): "cannot lie MN-major",
     ("mxf4.block_scale", 0x8100480): "bit 23 says scales of ue4m3",
+    ("mxf4nvf4.block_scale.block16", 0x89100488): "the field of K is 3; .kind::mxf4nvf4 has 0 for 64, 1 for 96, 2 for 128",
+    ("mxf4nvf4.block_scale.block16", 0x9900480): "bit 23 says type 3 of the scales, but they are ue4m3 or ue8m0 or ue5m3",
     ("mxf4.block_scale", 0x28900480): "SFA_ID is 1, but 2 scales per row take (0, 2)",
 }
 

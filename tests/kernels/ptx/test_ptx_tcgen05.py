@@ -227,3 +227,31 @@ def test_what_is_wrong_is_named(name):
     body, error, words = WRONG[name]
     with pytest.raises(error, match=words):
         run(body.replace("{V}", vector(10, 8)))
+
+
+def run_on_rubin(body):
+    text = entry(body).replace(".version 9.0", ".version 9.4").replace(TARGET, "sm_107a")
+    return ptx.run(text, grid=1, block=128, args=[np.zeros((128, 128), np.uint32), 0], target="Rubin", checked=True)[0]
+
+
+def test_the_tensor_memory_of_rubin_has_576_columns():
+    """One statement allocates 512 columns at most, so that the others are an allocation of their own."""
+    allocate, free = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32", "tcgen05.dealloc.cta_group::1.sync.aligned.b32"
+    found = run_on_rubin(
+        f"@%p1 {allocate} [%r6], 512; @%p1 {allocate} [%r6], 64; bar.sync 0; ld.shared.u32 %r2, [place]; {fill(10, 1)}"
+        "shl.b32 %r8, %r7, 21; add.u32 %r8, %r8, %r2; add.u32 %r8, %r8, 63; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r10};"
+        "tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8]; tcgen05.wait::ld.sync.aligned;"
+        f"bar.sync 0; @%p1 {free} %r2, 64; mov.u32 %r9, 0; @%p1 {free} %r9, 512; st.global.u32 [%rd1], %r11; st.global.u32 [%rd1+4], %r2;"
+    )
+    assert (found[:, 0] == np.arange(128) * 4097 + 12345).all() and (found[:, 1] == 512).all()
+
+
+def test_arithmetic_of_rubin_is_refused_with_what_is_public():
+    with pytest.raises(NotModelled, match=r"ex2\.approx\.f32 on sm_107a: there is no evidence"):
+        run_on_rubin(".reg .f32 %f<2>; mov.f32 %f0, 0f3F800000; ex2.approx.f32 %f1, %f0; mov.b32 %r8, %f1; st.global.u32 [%rd1], %r8;")
+    described = 1 << 4 | 2 << 17 | 8 << 24 | 1 << 29
+    with pytest.raises(NotModelled, match=r"kind::f8f6f4\.m128n16k64\.f32\.e4m3\.e4m3.*one sum"):
+        run_on_rubin(
+            WITH_MEMORY.replace("BODY", f"mov.u32 %r8, {described}; mov.b64 %rd3, 0x{1 << 46:x};"
+            "@%p2 tcgen05.mma.cta_group::1.kind::f8f6f4 [%r2], %rd3, %rd3, %r8, 0;")
+        )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from tcemu.base.errors import Unsupported
+from tcemu.engine.architectures.special_function_rows import special_function_evidence
 from tcemu.engine.isa.legality import check
 from tcemu.engine.isa.statement_table import require_form
 from tcemu.engine.isa.targets import TARGETS
@@ -24,6 +25,7 @@ PREPARE: dict[str, Prepare] = {name: prepare for family in FAMILIES for name, pr
 # the operand lists of the instructions that end a basic block, which the scheduler executes; those of branches and calls are names
 ENDINGS: dict[str, tuple[str, ...]] = {"ret": ("",), "exit": ("",), "trap": ("",)}
 BRANCHES = ("bra", "brx", "call")
+APPROXIMATE = frozenset({"approx", "full"})  # qualifiers of functions whose bits are each target's own
 BARRIER = "u32"  # number of a barrier, or of its threads
 BARRIERS = 16  # of a block
 CLUSTER_BARRIERS = ("barrier.cluster.arrive", "barrier.cluster.wait")
@@ -49,9 +51,16 @@ def check_legality(statement: Statement, context: Context) -> None:
 
 
 def prepare_statement(statement: Statement, context: Context) -> Operation | Step:
-    """Return the operation or the step of a statement of the text. Raises Unsupported for an illegal statement or a wrong operand."""
+    """Return the operation or the step of a statement of the text.
+
+    Raises:
+        Unsupported: The statement is illegal, or an operand is wrong.
+        NotModelled: There is no evidence of an approximate function on the target.
+    """
     semantics = find_preparer(statement)(statement, context)
     check_legality(statement, context)
+    if not APPROXIMATE.isdisjoint(statement.qualifiers):
+        special_function_evidence(statement.opcode, context.target)
     if isinstance(semantics, Operation):
         check_operation(semantics, statement, context)
     return semantics

@@ -12,7 +12,7 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.families import LANES
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import TARGETS, parse_target_name, resolve_target
 from tcemu.kernels.ptx.cuda_source import Source, read_module
 from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker, hazard_tracker
 from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
@@ -31,8 +31,7 @@ from tcemu.kernels.ptx.simt.cluster_checks import CLUSTER_KEY, new_record
 from tcemu.kernels.ptx.simt.device_memory import Rooms
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.special_registers import SM_COUNT
-from tcemu.kernels.ptx.simt.tensor_memory_state import BYTES as TENSOR_MEMORY_BYTES
-from tcemu.kernels.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, new_tensor_memory
+from tcemu.kernels.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, block_bytes, new_tensor_memory
 from tcemu.kernels.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
 from tcemu.kernels.ptx.tensor.tcgen05_protocol import Tcgen05Protocol, tcgen05_protocol
 from tcemu.kernels.ptx.tensor.wgmma_protocol import wgmma_protocol
@@ -165,15 +164,14 @@ def find_entry(module: Module, name: str | None) -> Function:
 def _compatible_target(module: Module, target: str) -> str:
     """Return the target by its name. Raises Unsupported if PTX for the module's target does not run there."""
     named = resolve_target(target)
-    if not named.startswith("sm_"):
+    if named not in TARGETS:
         raise Unsupported(f"target: got {named}; PTX runs on NVIDIA's GPUs alone")
-    have, want = named.removeprefix("sm_"), module.target.removeprefix("sm_")
-    number = int(want.rstrip("af"))
-    runs = have == want or int(have.rstrip("af")) >= number
-    if want.endswith("a"):
+    have, want = parse_target_name(named), parse_target_name(module.target)
+    runs = have == want or have.number >= want.number
+    if want.suffix == "a":
         runs = have == want
-    elif want.endswith("f"):
-        runs = int(have.rstrip("af")) // 10 == number // 10 and int(have.rstrip("af")) >= number and have[-1] in "af"
+    elif want.suffix == "f":
+        runs = have.family == want.family and have.number >= want.number and have.suffix != ""
     if not runs:
         raise Unsupported(f"target: got {named}; the module is for .target {module.target}, which does not run there. PTX ISA 11.1.2")
     return named
@@ -216,7 +214,7 @@ class _Launch:
         tables = {linked.names.prefix: linked.names for linked in self.kernel.blocks}.values()
         registers = sum(storage_dtype(kind).itemsize for names in tables for kind in names.kinds.values())
         bytes_per_thread = registers + self.kernel.local_bytes
-        bytes_per_block = 4 * self.shared_words + (TENSOR_MEMORY_BYTES if self.kernel.uses("tcgen05") else 0)
+        bytes_per_block = 4 * self.shared_words + (block_bytes(self.kernel.target) if self.kernel.uses("tcgen05") else 0)
         clusters = CHUNK_BYTES // (bytes_per_thread * self.padded_threads + bytes_per_block + 1) // self.shape.cluster_size
         count = int(np.clip(clusters * self.shape.cluster_size, self.shape.cluster_size, self.blocks))
         return -(-count // self.blocks_per_case) * self.blocks_per_case if self.cooperative else count
@@ -328,7 +326,7 @@ class _Launch:
 
         Uninitialised reads are not reported beside bulk copies, whose end is not followed.
         """
-        tensor = {TENSOR_MEMORY_KEY: new_tensor_memory(blocks)} if self.kernel.uses("tcgen05") else {}
+        tensor = {TENSOR_MEMORY_KEY: new_tensor_memory(blocks, self.kernel.target)} if self.kernel.uses("tcgen05") else {}
         if not self.kernel.checked or not self.shared_words:
             return tensor
         copies = self.kernel.uses("cp")

@@ -12,18 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.base.errors import Unsupported
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import TARGETS, resolve_target
 from tcemu.kernels.ptx.text.module import Function
 
 MAX_BLOCK_THREADS = 1024
 MAX_CLUSTER_BLOCKS = 16  # 8 are portable; an H100 and a B200 take 16 with cudaFuncAttributeNonPortableClusterSizeAllowed
-FIRST_CLUSTER_TARGET = 90
 # CUDA C++ programming guide, technical specifications per compute capability
 LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
-# KiB of shared memory of a block at most, by compute capability; from the same table
-LARGEST_SHARED = {
-    70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
-}  # fmt: skip
 Dimensions = tuple[int, int, int]
 
 
@@ -131,15 +126,16 @@ def check_shared_size(target: str, size: int, dynamic: int) -> None:
         size: Bytes of a block, with the dynamic ones.
         dynamic: Bytes that the launch asks for.
     """
-    most = 1024 * LARGEST_SHARED.get(int("".join(filter(str.isdigit, target))), 227)
+    most = 1024 * TARGETS[resolve_target(target)].shared_kib
     if dynamic < 0 or size > most:
         raise ValueError(f"shared_bytes: got {dynamic}; a block has {size} bytes of shared memory, and {target} gives {most} at most")
 
 
 def _check_cluster_size(function: Function, target: str, cluster: Dimensions) -> None:
     count = prod(cluster)
-    if int("".join(filter(str.isdigit, resolve_target(target)))) < FIRST_CLUSTER_TARGET:
-        raise Unsupported(f"cluster: got {cluster}; the target {target} has no clusters, sm_{FIRST_CLUSTER_TARGET} and later have")
+    if not TARGETS[resolve_target(target)].has_clusters:
+        first = min(row.number for row in TARGETS.values() if row.has_clusters)
+        raise Unsupported(f"cluster: got {cluster}; the target {target} has no clusters, sm_{first} and later have")
     limit = function.directives.get("maxclusterrank")
     most = min(MAX_CLUSTER_BLOCKS, limit[0]) if limit else MAX_CLUSTER_BLOCKS
     if count > most:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.engine.isa.families import LANES
-from tcemu.engine.layouts.tensor_memory import COLUMNS
+from tcemu.engine.isa.tcgen05 import MAX_ALLOCATION
 from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
 from tcemu.kernels.ptx.linker.control_flow import BARRIER_COUNT, CLUSTER_BARRIER, ConvergencePoint
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, byte_size, compile_together
@@ -251,7 +251,7 @@ class Schedule:
             executing = mask & (self.read_operand(Register(point.guard.register), "pred", names) != point.guard.negated)
         first = executing.argmax(-1)
         count = self.read_operand(columns, "b32", names)[np.arange(len(first)), first].astype(np.int64)
-        legal = (count > 0) & (count <= COLUMNS) & (count & (count - 1) == 0)
+        legal = (count > 0) & (count <= MAX_ALLOCATION) & (count & (count - 1) == 0)
         has_room = self.chunk.find_tensor_memory(np.where(legal, count, 0).astype(np.int32)) >= 0
         own_warp = np.arange(self.shape[1]) // LANES == first[:, None] // LANES
         return mask & ~executing | executing & own_warp & (has_room | ~legal)[:, None]

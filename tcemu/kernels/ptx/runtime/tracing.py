@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 from tcemu.engine.instructions.tcgen05 import element_operands
+from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Mma
 from tcemu.engine.isa.tcgen05_descriptors import decode_instruction_descriptor
-from tcemu.engine.layouts.tensor_memory import COLUMNS
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.kernels.ptx.runtime.schedule_comparison import WordDifferences
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
@@ -202,7 +202,7 @@ class Tracer:
 
 
 def _tensor_cells(chunk: Chunk) -> np.ndarray:
-    """Return the tensor memory of a chunk, uint32[blocks, 128, 512]."""
+    """Return the tensor memory of a chunk, uint32[blocks, 128, columns]."""
     return np.asarray(chunk.require_tensor_memory().cells)
 
 
@@ -235,8 +235,9 @@ def _check_tracepoint(tracepoint: Tracepoint, kernel: Kernel, threads: int) -> N
         )
     if tracepoint.tensor is not None and not kernel.uses("tcgen05"):
         raise ValueError(f"trace: tensor: {kernel.entry.name} has no tcgen05, and so no tensor memory")
-    if tracepoint.tensor is not None and not 0 <= tracepoint.tensor[0] < tracepoint.tensor[1] <= COLUMNS:
-        raise ValueError(f"trace: tensor: got {tracepoint.tensor}; expected a first column and an end, within 0 to {COLUMNS}")
+    columns = TARGETS[kernel.target].tensor_columns
+    if tracepoint.tensor is not None and not 0 <= tracepoint.tensor[0] < tracepoint.tensor[1] <= columns:
+        raise ValueError(f"trace: tensor: got {tracepoint.tensor}; expected a first column and an end, within 0 to {columns}")
     if tracepoint.element is not None and not all(linked.statement.opcode.startswith("tcgen05.mma") for linked in chosen):
         raise ValueError(f"trace: element: line {tracepoint.line} has another statement than tcgen05.mma; only its D is explained")
     for linked in chosen:

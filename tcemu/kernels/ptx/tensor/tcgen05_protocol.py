@@ -23,12 +23,13 @@ from tcemu.base.errors import UndefinedBehaviour
 from tcemu.engine.instructions.tcgen05 import BAND, BANDS, PADDED_KINDS, OperandCells, operand_cells, shared_extents
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault, is_pipelined
 from tcemu.engine.isa.families import LANES
-from tcemu.engine.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
+from tcemu.engine.isa.targets import TARGETS
+from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
 from tcemu.engine.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.engine.layouts.sparsity import undefined_fields
 from tcemu.engine.layouts.tcgen05_memory import BY_MODE, FIELDS, decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
+from tcemu.engine.layouts.tensor_memory import LANES as TENSOR_LANES
 from tcemu.engine.layouts.tensor_memory import (
-    COLUMNS,
     QUARTER,
     SHIFT_COLUMNS,
     AccumulatorLayout,
@@ -38,7 +39,6 @@ from tcemu.engine.layouts.tensor_memory import (
     move_cells,
     scale_cells,
 )
-from tcemu.engine.layouts.tensor_memory import LANES as TENSOR_LANES
 from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER, ending_kind
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
@@ -91,13 +91,13 @@ class CellAccess(NamedTuple):
     row: int  # of the block in the chunk
     bands: np.ndarray  # int[n]
     first: int  # column
-    end: int
+    end: int  # column behind the last
     name: str = ""  # of the operand
 
     @property
     def cells(self) -> tuple:
         """The index of the cells' records."""
-        return self.row, self.bands[:, None], np.arange(self.first, min(self.end, COLUMNS))
+        return self.row, self.bands[:, None], np.arange(self.first, self.end)
 
 
 class Records:
@@ -174,7 +174,8 @@ class Tcgen05Protocol:
         shape = (blocks, self.warps)
         self.known, self.received, self.published, self.ordered = (np.zeros((*shape, self.streams), np.int64) for _ in range(4))
         self.issued, self.thread_issued = np.zeros((*shape, 3), np.int64), np.zeros((blocks, threads), np.int64)
-        cells, units = (blocks, BANDS, COLUMNS), (blocks, -(-shared_bytes // UNIT) + 1)
+        self.columns = TARGETS[kernel.target].tensor_columns
+        cells, units = (blocks, BANDS, self.columns), (blocks, -(-shared_bytes // UNIT) + 1)
         self.writes, self.reads, self.loads = Records(cells), Records(cells), Records(cells)
         self.written, self.tags = np.zeros(cells, bool), np.zeros(cells, np.int32)
         self.shared_reads, self.generic_writes = Records(units), np.zeros(units, bool)
@@ -444,6 +445,9 @@ class Tcgen05Protocol:
             self.thread_issued[row, thread] = number
         return self._stream(row, warp, kind), number
 
+    def _access(self, row: int, bands: np.ndarray, first: int, end: int, name: str = "") -> CellAccess:
+        return CellAccess(row, bands, first, min(end, self.columns), name)
+
     # ---- statements of warps
 
     def _move(self, event: ExecutedStatement, bound: BoundStatement, warps: np.ndarray) -> None:
@@ -458,7 +462,7 @@ class Tcgen05Protocol:
             if address >> 16 < QUARTER and warp % 4:
                 self._forbid(event, row, thread, Tcgen05Fault.LANE_OF_FIRST_QUARTER, warp % 4 * QUARTER)
             lane, column = warp % 4 * QUARTER + (address >> 16) % QUARTER, address & 0xFFFF
-            access = CellAccess(row, np.minimum(lane // BAND + bands, BANDS - 1), column + first, column + end)
+            access = self._access(row, np.minimum(lane // BAND + bands, BANDS - 1), column + first, column + end)
             self._require_complete(event, (row, thread), self.writes, access)
             if op.name == "tcgen05.ld":
                 if not self.written[access.cells].any():
@@ -479,7 +483,7 @@ class Tcgen05Protocol:
         for row, warp in np.argwhere(warps):
             thread = int(warp) * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
             first = int(addresses[row, thread]) & 0xFFFF
-            access = CellAccess(int(row), np.arange(BANDS), first // PIECE * PIECE, first + int(counts[row, thread]))
+            access = self._access(int(row), np.arange(BANDS), first // PIECE * PIECE, first + int(counts[row, thread]))
             for records in (self.writes, self.reads, self.loads):
                 streams = records.unknown(access.cells, self.known[row, warp])
                 if streams.size:
@@ -508,14 +512,16 @@ class Tcgen05Protocol:
             mask = None if masks is None else int(masks[at])
             extents = shared_extents(described, mask)
             for name, words in descriptors.items():
-                self._read_shared(event, at, name, int(words[at]), extents[name][:3], op.cta_group, long_k=described.product.k == LONG_K)
+                self._read_shared(
+                    event, at, name, int(words[at]), extents[name][:3], op.cta_group, absolute=described.product.depth.absolute
+                )
             addresses = {name: int(array[at]) for name, array in values.items() if name != "idesc"}
             read, written = [], []
             for cta in self._pair(at[0], op.cta_group):
                 for name, bands, count in _product_cells(op, idesc):
                     if name in addresses:
                         lane, column = addresses[name] >> 16, addresses[name] & 0xFFFF
-                        access = CellAccess(cta, np.minimum(bands + lane // BAND, BANDS - 1), column, column + count, name)
+                        access = self._access(cta, np.minimum(bands + lane // BAND, BANDS - 1), column, column + count, name)
                         (written if name == "d" else read).append(access)
             product = described.product
             signature = ("product", op.kind, op.ws, product.m, product.n, addresses["d"])
@@ -538,7 +544,7 @@ class Tcgen05Protocol:
         """Forbid metadata that PTX does not define."""
         op, state = described.product, event.chunk.require_tensor_memory()
         cells = metadata_cells(layout, op.k, 8 if op.kind in PADDED_KINDS else op.a.bits)
-        lanes, columns = (lane + cells.lane) % TENSOR_LANES, np.minimum(access.first + cells.column + described.selector, COLUMNS - 1)
+        lanes, columns = (lane + cells.lane) % TENSOR_LANES, np.minimum(access.first + cells.column + described.selector, self.columns - 1)
         fields = np.asarray(state.cells[access.row])[lanes, columns] >> cells.bit.astype(np.uint32) & 0xF
         wrong = fields[np.asarray(undefined_fields(jnp.asarray(fields), op.chunk_size, True))]
         if wrong.size:
@@ -565,7 +571,7 @@ class Tcgen05Protocol:
         rows = layout.cta_rows if access.name == "scale_a" else op.n // 2 if halves else op.n
         cells = scale_cells(rows, op.require_scaling().count, described.scale_a_id if access.name == "scale_a" else described.scale_b_id)
         state = event.chunk.require_tensor_memory()
-        words = np.asarray(state.cells[access.row])[:, np.minimum(access.first + cells.column, COLUMNS - 1)]
+        words = np.asarray(state.cells[access.row])[:, np.minimum(access.first + cells.column, self.columns - 1)]
         quarters = [words[cells.lane + QUARTER * i, np.arange(rows)[:, None], np.arange(cells.lane.shape[1])] for i in range(4)]
         codes = [quarter >> (8 * cells.byte).astype(np.uint32) & 0xFF for quarter in quarters]
         for first, others in ((0, (1,)), (2, (3,))) if halves else ((0, (1, 2, 3)),):
@@ -599,7 +605,7 @@ class Tcgen05Protocol:
                 self._read_shared(event, at, "s-desc", int(words[at]), extent, op.cta_group)
             lane, column = int(addresses[at]) >> 16, int(addresses[at]) & 0xFFFF
             cells = [
-                CellAccess(cta, np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
+                self._access(cta, np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
                 for cta in self._pair(at[0], op.cta_group)
             ]
             if signature[0] == "shift":
@@ -641,10 +647,10 @@ class Tcgen05Protocol:
 
     def _read_shared(
         self, event: ExecutedStatement, thread: tuple[int, int], name: str, value: int, extent: tuple[str, int, int], group: int,
-        *, long_k: bool = False,
+        *, absolute: bool = False,
     ) -> None:  # fmt: skip
         """Check and record the shared memory that a descriptor names. The work that is about to be issued has the next number."""
-        problem = descriptor_problem(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32), long_k=long_k)
+        problem = descriptor_problem(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32), absolute=absolute)
         if problem:
             self._forbid(event, *thread, Tcgen05Fault.ILLEGAL_DESCRIPTOR, name, problem.rpartition(". ")[0])
         units = _descriptor_units(value, *extent)

@@ -27,8 +27,9 @@ from tcemu.engine.instructions import tcgen05
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.legality import manual_section
+from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.isa.tcgen05 import (
-    MAX_COLUMNS,
+    MAX_ALLOCATION,
     Tcgen05,
     Tcgen05Allocation,
     Tcgen05Commit,
@@ -40,8 +41,8 @@ from tcemu.engine.isa.tcgen05 import (
 from tcemu.engine.isa.tcgen05_descriptors import decode_instruction_descriptor
 from tcemu.engine.layouts.shared_memory import is_outside
 from tcemu.engine.layouts.tcgen05_memory import decode_tcgen05_descriptor, tcgen05_unit_addresses
+from tcemu.engine.layouts.tensor_memory import LANES as TENSOR_LANES
 from tcemu.engine.layouts.tensor_memory import (
-    COLUMNS,
     QUARTER,
     SHIFT_COLUMNS,
     accumulator_layout,
@@ -132,8 +133,8 @@ def _allocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
         wanted, machine = _read_uniform(machine, bound, "columns")
         count, live = _first_warp(machine, wanted.astype(jnp.int32))
         state = memory.tensor_memory(machine)
-        legal = (count >= memory.PIECE) & (count <= MAX_COLUMNS) & (count & (count - 1) == 0)
-        message = Tcgen05Fault.ILLEGAL_SIZE.message(memory.PIECE, MAX_COLUMNS)
+        legal = (count >= memory.PIECE) & (count <= MAX_ALLOCATION) & (count & (count - 1) == 0)
+        message = Tcgen05Fault.ILLEGAL_SIZE.message(memory.PIECE, MAX_ALLOCATION)
         machine = note_undefined(machine, ~legal[:, None], message, bound.statement)
         if bound.checked:
             machine = note_undefined(machine, state.relinquished[:, None], Tcgen05Fault.NO_PERMIT.message(), bound.statement)
@@ -141,7 +142,7 @@ def _allocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
             machine = note_undefined(machine, larger[:, None], Tcgen05Fault.LARGER_ALLOCATION.message(), bound.statement)
         start = memory.find_room(state.owners, count)
         live &= legal & (start >= 0)
-        taken = memory.piece_mask(start, count) & live[:, None]
+        taken = memory.piece_mask(state.owners, start, count) & live[:, None]
         state = state._replace(owners=jnp.where(taken, start[:, None], state.owners), last=jnp.where(live, count, state.last))
         machine = memory.replace_tensor_memory(machine, state)
         value = jnp.broadcast_to(start.astype(jnp.uint32)[:, None], machine.active.shape)
@@ -174,7 +175,7 @@ def _deallocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
                 machine = note_undefined(machine, mine & (known == 0)[:, None], message, bound.statement)
                 message = Tcgen05Fault.OTHER_SIZE.message()
                 machine = note_undefined(machine, mine & ((known > 0) & (known != count))[:, None], message, bound.statement)
-            freed = memory.piece_mask(start, count) & live[:, None]
+            freed = memory.piece_mask(state.owners, start, count) & live[:, None]
             owners = jnp.where(freed, memory.FREE, owners)
         return memory.replace_tensor_memory(machine, state._replace(owners=owners))
 
@@ -208,7 +209,8 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
     address, machine = _read_uniform(machine, bound, "taddr")
     cells = move_cells(op.tile, op.num, offset, packed=op.packed)
     column, lane = (address & np.uint32(0xFFFF)).astype(jnp.int32), ((address >> 16) & np.uint32(0xFFFF)).astype(jnp.int32)
-    beyond = (column + int(cells.column.max()) >= COLUMNS) | (column + int(cells.column.min()) < 0)
+    columns = memory.tensor_memory(machine).cells.shape[-1]
+    beyond = (column + int(cells.column.max()) >= columns) | (column + int(cells.column.min()) < 0)
     beyond |= lane % QUARTER + int(cells.lane.max()) >= QUARTER
     message = Message(f"the cells lie outside the warp's part of tensor memory. PTX ISA {manual_section(op)}", OutOfBounds)
     where = _spread(machine, beyond)
@@ -222,11 +224,11 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
         held = _holds_columns(memory.tensor_memory(machine).owners, column + first, last - first + 1)
         machine = note_undefined(machine, _spread(machine, ~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message(), bound.statement)
     machine = machine.restrict_active(~where)
-    one = lambda address, warp: tcgen05.move_places(op, address, warp, offset)
+    one = lambda address, warp: tcgen05.move_places(op, address, columns, warp, offset)
     warps = jnp.arange(address.shape[1], dtype=jnp.int32)
     places = jax.vmap(jax.vmap(one), in_axes=(0, None))(address, warps)
     block = jnp.arange(address.shape[0], dtype=jnp.int32).reshape(-1, *(1,) * (places.ndim - 1))
-    return places + block * np.int32(memory.BYTES // 4), machine
+    return places + block * np.int32(TENSOR_LANES * columns), machine
 
 
 def _load(bound: BoundStatement[Tcgen05Move]) -> Callable[[Machine], Machine]:
@@ -306,7 +308,7 @@ def _issue(machine: Machine, bound: BoundStatement, values: Values, body: Body, 
         bound: The statement.
         values: Operands of the threads, [blocks, threads, ...].
         body: Function for one block, or for one pair: operands of the issuing thread, shared memory uint32[words] and cells
-            uint32[128, 512], with an axis of 2 before them for a pair. It returns the cells and bool[problems].
+            uint32[128, columns], with an axis of 2 before them for a pair. It returns the cells and bool[problems].
         problems: Messages; a thread with a problem notes a fault, and its cells stay as they were.
 
     Returns:
@@ -355,8 +357,8 @@ def _leaves_shared_memory(words: Array, shared: Array, major: str, lines: int, u
 
 def _holds_columns(owners: Array, column: Array, count: int) -> Array:
     """Return True where `count` columns from `column`, int32[blocks, ...], on are allocated, as far as they are in tensor memory."""
-    taken = (owners != memory.FREE).reshape(owners.shape[0], *(1,) * (column.ndim - 1), memory.PIECES)
-    first = memory.PIECE * jnp.arange(memory.PIECES)
+    taken = (owners != memory.FREE).reshape(owners.shape[0], *(1,) * (column.ndim - 1), owners.shape[1])
+    first = memory.PIECE * jnp.arange(owners.shape[1])
     used = (first + memory.PIECE > column[..., None]) & (first < column[..., None] + count)
     return (taken | ~used).all(-1)
 
@@ -374,17 +376,18 @@ def _check_allocation(machine: Machine, bound: BoundStatement, addresses: Values
     return machine
 
 
-def _leaves_tensor_memory(address: Array, columns: int) -> Array:
+def _leaves_tensor_memory(address: Array, columns: int, cells: Array) -> Array:
     """Return True if columns from an address on lie beyond the last one."""
-    return (address & np.uint32(0xFFFF)).astype(jnp.int32) + columns > COLUMNS
+    return (address & np.uint32(0xFFFF)).astype(jnp.int32) + columns > cells.shape[-1]
 
 
 def _shared_message(name: str) -> Message:
     return Message(f"{name} leads beyond the block's shared memory. {DESCRIPTOR_SECTION}", OutOfBounds)
 
 
-def _tensor_message(name: str) -> Message:
-    return Message(f"{name} leads beyond the {COLUMNS} columns of tensor memory. PTX ISA 9.7.16.1", OutOfBounds)
+def _tensor_message(name: str, target: str) -> Message:
+    columns = TARGETS[target].tensor_columns
+    return Message(f"{name} leads beyond the {columns} columns of tensor memory. PTX ISA 9.7.16.1", OutOfBounds)
 
 
 def _copy(bound: BoundStatement[Tcgen05Copy]) -> Callable[[Machine], Machine]:
@@ -397,7 +400,7 @@ def _copy(bound: BoundStatement[Tcgen05Copy]) -> Callable[[Machine], Machine]:
     def copy(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
         wrong = (
             _leaves_shared_memory(values["s_desc"], shared, "k", lines, units),
-            _leaves_tensor_memory(values["address"], 4 * units),
+            _leaves_tensor_memory(values["address"], 4 * units, cells),
         )
         return tcgen05.cp(op, values["address"], values["s_desc"], shared, cells, target=bound.target), jnp.stack(wrong)
 
@@ -407,7 +410,7 @@ def _copy(bound: BoundStatement[Tcgen05Copy]) -> Callable[[Machine], Machine]:
             "s_desc": _read_descriptor(machine, bound.operands["s_desc"]),
         }
         machine = _check_allocation(machine, bound, values, {"address": 4 * units})
-        return _issue(machine, bound, values, copy, (_shared_message("s-desc"), _tensor_message("taddr")))
+        return _issue(machine, bound, values, copy, (_shared_message("s-desc"), _tensor_message("taddr", bound.target)))
 
     return execute
 
@@ -419,13 +422,13 @@ def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
 
     def shift(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
         at = values["address"]
-        wrong = (at >> 16) % QUARTER != 0, _leaves_tensor_memory(at, SHIFT_COLUMNS)
+        wrong = (at >> 16) % QUARTER != 0, _leaves_tensor_memory(at, SHIFT_COLUMNS, cells)
         return tcgen05.move_rows_down(bound.op.cta_group, at & np.uint32(0xFFFF), cells), jnp.stack(wrong)
 
     def execute(machine: Machine) -> Machine:
         values = {"address": machine.address(address).astype(jnp.uint32)}
         machine = _check_allocation(machine, bound, values, {"address": SHIFT_COLUMNS})
-        return _issue(machine, bound, values, shift, (misaligned, _tensor_message("taddr")))
+        return _issue(machine, bound, values, shift, (misaligned, _tensor_message("taddr", bound.target)))
 
     return execute
 
@@ -448,7 +451,7 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
 
         def multiply(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
             wrong = [_leaves_shared_memory(values[name], shared, *extent[:3]) for name, extent in extents.items()]
-            wrong += [_leaves_tensor_memory(values[name], count) for name, count in columns.items()]
+            wrong += [_leaves_tensor_memory(values[name], count, cells) for name, count in columns.items()]
             lane = values["d"] >> 16
             wrong.append((lane != 0) & ((lane != 16) | (not layout.rows_above)))
             if scale and bound.checked:
@@ -459,7 +462,7 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
             return fresh, jnp.stack(wrong)
 
         machine = _check_allocation(machine, bound, values, columns)
-        messages = (*map(_shared_message, extents), *map(_tensor_message, columns), LANE_MESSAGE)
+        messages = (*map(_shared_message, extents), *(_tensor_message(name, bound.target) for name in columns), LANE_MESSAGE)
         messages += (SCALE_MESSAGE,) if scale and bound.checked else ()
         return _issue(machine, bound, values, multiply, messages)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import Unsupported
-from tcemu.engine.isa.targets import resolve_target
+from tcemu.engine.isa.targets import TARGETS, resolve_target
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_maps as maps
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_undefined
@@ -29,7 +29,7 @@ AXIS_FIELDS = {  # fields with one value for each dimension, by their first word
 }  # fmt: skip
 WORD_FIELDS = {"fill_mode": maps.FILL_WORD, "interleave_layout": maps.INTERLEAVE_WORD}  # fields with a word each
 LIMITS = {  # greatest values of the fields that are constants
-    "elemtype": 15, "interleave_layout": 2, "swizzle_mode": 3, "swizzle_atomicity": 3, "fill_mode": 1,
+    "interleave_layout": 2, "swizzle_mode": 3, "swizzle_atomicity": 3, "fill_mode": 1,
 }  # fmt: skip
 REPLACE_FORM = InstructionForm("tensormap.replace", ("[] {type}", "[] # {type}"))
 COPY_FORM = InstructionForm("tensormap.cp_fenceproxy", ("[] [] #",))
@@ -52,7 +52,7 @@ def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
             raise Unsupported(f"the dimension of .{field} is {axis}; expected 0 to {most}. {SECTION}")
     address, value = operands
     assert isinstance(address, Address)
-    if field in LIMITS:
+    if field in LIMITS or field == "elemtype":
         _check_constant(field, value, target)
     space = {"shared::cta": "shared"}.get(choices["space"] or "", choices["space"] or "")
     return Step(lambda machine: _replace_field(machine, statement, space, address, field, axis, value, context.checked))
@@ -61,7 +61,7 @@ def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
 def _check_constant(field: str, value: Operand, target: str) -> None:
     """Raise Unsupported for a constant that the field does not have."""
     number = constant_operand(value, f"the value of .{field}", SECTION)
-    most = 12 if field == "elemtype" and target.startswith("sm_9") else LIMITS[field]
+    most = TARGETS[target].map_types if field == "elemtype" else LIMITS[field]
     if not 0 <= number <= most:
         raise Unsupported(f"the value of .{field} is {number}; expected 0 to {most}. {SECTION}")
 

@@ -22,6 +22,7 @@ from tcemu.engine.instructions.selected_operands import MetadataRegisters, metad
 from tcemu.engine.instructions.wmma import memory_lines, wmma_load, wmma_mma, wmma_store
 from tcemu.engine.isa.families import LANES, Mma, Mover, Wmma, WmmaMemory
 from tcemu.engine.isa.legality import manual_section
+from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.fragment_layouts import mover_fragment
 from tcemu.engine.layouts.sparsity import undefined_fields
 from tcemu.engine.layouts.strided_memory import StridedLines
@@ -213,9 +214,9 @@ def _check_place(machine: Machine, bound: BoundStatement[WmmaMemory], lines: Str
 
 
 def prepare_ldmatrix(statement: Statement, context: Context) -> Step:
-    """Prepare `ldmatrix`: the lanes that address a row load it. On sm_75 the addresses of the other lanes must be valid too."""
+    """Prepare `ldmatrix`: the lanes that address a row load it. With `loads_all_rows` the other addresses must be valid too."""
     bound = bind_operands(statement, context, Mover)
-    lanes = np.ones(LANES, bool) if bound.target == "sm_75" else _row_lanes(bound.op)
+    lanes = np.ones(LANES, bool) if TARGETS[bound.target].loads_all_rows else _row_lanes(bound.op)
 
     def execute(machine: Machine) -> Machine:
         machine = require_whole_warps(machine, bound)
