@@ -121,7 +121,7 @@ what the first run took longer."""
 
 def load_digits() -> dict[str, np.ndarray]:
     """The arrays that tcemu/faces/data/README.md lists."""
-    with (files("tcemu") / "data" / "digits.npz").open("rb") as file, np.load(file) as archive:
+    with (files("tcemu.faces.data") / "digits.npz").open("rb") as file, np.load(file) as archive:
         return dict(archive)
 
 
