@@ -20,6 +20,7 @@ PRIVATE_NAMES = {
     ],
     "tcemu/kernels/triton/interpretation.py": ["interpreter._patch_lang", "interpreter._prepare_dot_scaled_operand"],
     "tcemu/kernels/triton/interpreter_floats.py": ["interpreter._get_np_dtype", "interpreter._interpreter", "interpreter._ir"],
+    "tcemu/kernels/ptx/runtime/kernel_arguments.py": ["ctypes._Pointer", "kind._length_", "kind._type_"],
     "tcemu/uses/drift/recorder.py": [
         "func._schema",
         "node._sequence_nr",
