@@ -119,7 +119,6 @@ def test_a_sample_is_found():
 
 @needs_detectors
 @pytest.mark.full
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_all_are_found(subject):
-    done = run_script("--subject", subject)
+def test_all_of_the_description_are_found():
+    done = run_script("--subject", "description")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
