@@ -20,7 +20,7 @@ from tcemu.engine.formats.float_arrays import array_codes, array_format, to_floa
 from tcemu.engine.formats.number_formats import F32, S32, Format
 from tcemu.engine.isa.families import Instruction
 from tcemu.operations.products.gemm import gemm
-from tcemu.operations.products.matmul import matmul
+from tcemu.operations.products.matmul import matmul, pruned_operand
 from tcemu.operations.products.recipes import Recipe, as_recipe
 from tcemu.operations.quantize.quantizer import exact_factors, exact_values, quantize
 
@@ -146,7 +146,7 @@ class _Product:
         if self.recipe is None:
             return _round_values(a, self.op.a, self.rounding), _round_values(b, self.op.b, self.rounding)
         schemes = self.recipe.schemes
-        rows = (a, np.swapaxes(b, -1, -2))
+        rows = (pruned_operand(self.recipe, jnp.asarray(a)), np.swapaxes(b, -1, -2))
         left, right = (
             exact_values(exact_factors(scheme, quantize(scheme, jnp.asarray(each)))) for scheme, each in zip(schemes, rows, strict=True)
         )

@@ -352,7 +352,8 @@ def scale_from_amax(scheme: Scheme, amax: Array) -> Array:
     """Computes the scales, f32 codes, from the result of `amax_codes`, in its shape."""
     if not isinstance(scheme.rule, str):
         scales = jnp.broadcast_to(jnp.asarray(scheme.rule(to_float(F32, amax)), jnp.float32), amax.shape)
-        return jnp.where(amax == 0, ONE, lax.bitcast_convert_type(scales, jnp.uint32))
+        codes = lax.bitcast_convert_type(scales, jnp.uint32)  # XLA flushes subnormal scales to zero
+        return jnp.where(amax == 0, ONE, jnp.maximum(codes, MIN_SCALE))
     two_level = RULES[scheme.rule].two_level if scheme.quantizer.scales_in_unit else None
     if two_level is not None:
         return two_level.tensor(amax)[0]
@@ -360,7 +361,7 @@ def scale_from_amax(scheme: Scheme, amax: Array) -> Array:
     if scheme.quantizer.scale != "f16":
         return scales
     halves = jnp.maximum(convert(F32, F16, scales, saturate=True), np.uint16(1))  # a scale that f16 does not hold becomes its least number
-    return convert(F16, F32, halves)
+    return jnp.where(scales < F32.infinity, convert(F16, F32, halves), scales)
 
 
 def _scale_request(scheme: Scheme) -> ScaleRequest:

@@ -29,6 +29,7 @@ from tcemu.base.text import table_lines, wrap_lines
 from tcemu.engine.arithmetic.reference.exact_values import decimal_text
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, Format
 from tcemu.operations.products.dot_general import DimensionNumbers, DotGeneral, product_axes
+from tcemu.operations.products.matmul import pruned_operand
 from tcemu.operations.products.product_arguments import product_keys
 from tcemu.operations.products.recipe_facts import NO_FACTS, RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.operations.products.recipe_kinds import AnyRecipe
@@ -637,6 +638,7 @@ def quantize_operands(recipe: Recipe, key: PRNGKey | None, a: np.ndarray, b: np.
     """
     keys = product_keys(key)
     scheme_a, scheme_b = recipe.schemes
+    a = np.asarray(pruned_operand(recipe, jnp.asarray(a))) if recipe.op.sparse else a
     return _quantize_operand(scheme_a, a, keys.a), _quantize_operand(scheme_b, b.swapaxes(-1, -2), keys.b)
 
 

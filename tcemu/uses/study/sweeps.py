@@ -33,7 +33,7 @@ from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32
 from tcemu.engine.isa.families import Instruction
 from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.operations.products.gemm import gemm
-from tcemu.operations.products.matmul import matmul
+from tcemu.operations.products.matmul import matmul, pruned_operand
 from tcemu.operations.products.product_arguments import product_keys
 from tcemu.operations.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.operations.products.recipes import Recipe, as_recipe, get_recipe
@@ -187,7 +187,8 @@ def _quantized_factors(recipe: Recipe, operands: tuple[Array, ...], key: Array |
             f"exact='quantized' is of two matrices, and operands gave {[list(x.shape) for x in operands]}; give exact= a function"
         )
     keys = product_keys(key)
-    schemes = zip(recipe.schemes, (operands[0], jnp.swapaxes(operands[1], -1, -2)), (keys.a, keys.b), strict=True)
+    rows = pruned_operand(recipe, jnp.asarray(operands[0])), jnp.swapaxes(operands[1], -1, -2)
+    schemes = zip(recipe.schemes, rows, (keys.a, keys.b), strict=True)
     return tuple(exact_factors(scheme, quantize(scheme, x, key=operand_key)) for scheme, x, operand_key in schemes)
 
 

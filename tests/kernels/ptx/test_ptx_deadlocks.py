@@ -149,6 +149,7 @@ LIVE = {
         "mov.u64 %d3, %globaltimer;\nwait: mov.u64 %d4, %globaltimer; sub.u64 %d4, %d4, %d3; setp.gt.u64 %p2, %d4, 900; @%p2 bra end;\n"
         "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0; @!%p1 bra wait;\nend:"
     ),
+    "a loop that waits for a coarse clock": "wait: mov.u32 %r3, %clock; shr.u32 %r3, %r3, 10; setp.eq.u32 %p1, %r3, 0; @%p1 bra wait;",
     "turns by tickets": (
         "wait: ld.acquire.gpu.global.u32 %r3, [%d0];\nsetp.ne.u32 %p1, %r3, %r0; @%p1 bra wait;"
         "add.u32 %r3, %r3, 1; st.release.gpu.global.u32 [%d0], %r3;"
@@ -167,6 +168,26 @@ LIVE = {
 @pytest.mark.parametrize("body", LIVE)
 def test_what_goes_on_is_no_deadlock(body):
     launch(LIVE[body], checked=body not in ("turns by tickets", "a lock that is given back"))
+
+
+CALLS_ITSELF = """.version 8.0
+.target sm_90a
+.address_size 64
+.func (.reg .b32 r) f(.reg .b32 n) { .reg .pred %p; .reg .b32 %m, %i, %s, %t;
+mov.u32 %i, 0; mov.u32 %s, 1; bra x;
+x: setp.eq.u32 %p, n, 0; @%p bra leaf;
+loop: sub.u32 %m, n, 1; call (%t), f, (%m); add.u32 %s, %s, %t; add.u32 %i, %i, 1; setp.lt.u32 %p, %i, 2500; @%p bra loop;
+leaf: mov.u32 r, %s; ret; }
+.visible .entry k(.param .u64 p) { .reg .b32 %r; .reg .b64 %d; ld.param.u64 %d, [p];
+call (%r), f, (1); st.global.u32 [%d], %r; ret; }
+"""
+
+
+@pytest.mark.full
+def test_a_loop_of_calls_to_itself_is_no_deadlock():
+    """The registers of the caller, with its counter, are saved while the callee runs."""
+    (out,) = run(CALLS_ITSELF, grid=1, block=1, args=[np.zeros(1, np.uint32)], target="H100")
+    assert out[0] == 2501
 
 
 def test_a_wait_with_a_clock_is_left_to_the_step_limit():

@@ -11,6 +11,7 @@ import tcemu
 from tcemu.engine.layouts.sparsity import PATTERN_NAMES
 from tcemu.formats import array_codes, convert
 from tcemu.operations.products import sparse_rows
+from tcemu.testing import assert_product_close
 
 RNG = np.random.default_rng(62)
 M, N, K = 20, 9, 70  # no size is a multiple of an instruction's
@@ -159,3 +160,19 @@ def test_what_is_sparse_and_what_is_not_is_said():
             tcemu.attention(q, q, q, recipe=f"{name} on A100")
     with pytest.raises(tcemu.Unsupported, match="this product takes recipes with dense instructions"):
         tcemu.ragged_dot("bf16_sparse on A100")(a, np.ones((2, 64, 8), np.float32), np.array([8, 8]))
+
+
+def test_measures_take_the_pruned_operand():
+    """The error of a product by a sparse recipe lies in pruning A, and not in the instruction's sums."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(4, 32)).astype(np.float32), rng.normal(size=(32, 8)).astype(np.float32)
+    recipe = tcemu.get_recipe("f16_sparse on A100")
+    (row,) = tcemu.compare(lambda x, w: x @ w, [recipe], (x, w)).rows
+    pruned = np.asarray(tcemu.prune(x, "2:4"), np.float64)
+    whole, kept = x.astype(np.float64) @ w, pruned @ w
+    np.testing.assert_allclose(row.operand_error, np.linalg.norm(kept - whole) / np.linalg.norm(whole), rtol=1e-2)
+    assert row.sum_error < 1e-5
+    d = tcemu.matmul(x, w, recipe=recipe)
+    assert_product_close(d, x, w, recipe=recipe)
+    swept = tcemu.study.sweep(tcemu.matmul, {"fraction_bits": [24]}, operands=(x, w), recipe=recipe, exact="quantized")
+    assert all(record["normwise"] < 1e-5 for record in swept.records())

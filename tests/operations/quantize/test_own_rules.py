@@ -109,3 +109,17 @@ def test_what_a_file_cannot_hold():
     assert "element" not in old and tcemu.Recipe.from_json(old) == tcemu.Recipe("f16", "A100")
     with pytest.raises(ValueError, match="dequantises it by scales of its own; leave it out"):
         tcemu.matmul(X, W, recipe=tcemu.Recipe("f16", "A100", b=Quantizer("tensor", element=S4)), scale_b=np.float32(1))
+
+
+def test_a_scale_in_f16_is_infinite_where_an_element_is():
+    x = np.array([[np.inf, 1.0], [1.0, 2.0], [2.0, 3.0], [3.0, 4.0]], np.float32)
+    d = np.asarray(tcemu.matmul(np.eye(4, dtype=np.float32), x, recipe="w8a16 on A100"))
+    assert np.isnan(d[:, 0]).all() and np.isfinite(d[:, 1]).all()
+
+
+def test_a_scale_of_a_rule_that_is_subnormal_is_the_least_normal_number():
+    quantizer = tcemu.quantize.Quantizer("row", rule=lambda magnitude: magnitude / 448, saturate=True)
+    recipe = tcemu.get_recipe("fp8_e4m3", "H100", a=quantizer, backward="exact")
+    x = np.full((1, 32), 1e-38, np.float32)
+    d = np.asarray(tcemu.matmul(x, np.eye(32, dtype=np.float32), recipe=recipe))
+    np.testing.assert_allclose(d, x, rtol=0.1)

@@ -3,8 +3,9 @@
 A run is deterministic. If the state that decides how it goes on (basic blocks, calls, barriers, registers, memory) is one of before, and
 each thread that could go on has run in between, the run never ends: in this order of execution and, while memory does not change, in any
 other. This is decided. Registers count that reach a branch, an address, a barrier or memory within the statements that the threads run, so
-that a counter of the waits does not hide a deadlock. A loop that reads a clock, or counts until it gives up, comes to no state twice;
-`step_limit` ends it.
+that a counter of the waits does not hide a deadlock. Not decided are loops that read a clock, which is no part of the state, and loops in
+functions that have called themselves, whose callers' registers are saved elsewhere. A loop that counts until it gives up comes to no state
+twice. `step_limit` ends all of these.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tcemu.kernels.ptx.linker.compiled_statements import CARRY
 from tcemu.kernels.ptx.linker.linked_kernel import LinkedBlock, LinkedStatement
 from tcemu.kernels.ptx.simt.chunk import NameTable
 from tcemu.kernels.ptx.simt.device_memory import RANK_MASK, RANK_SHIFT, SHARED_OFFSET_MASK
+from tcemu.kernels.ptx.simt.special_registers import TIMERS
 from tcemu.kernels.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY
 from tcemu.kernels.ptx.tensor.cluster_launch_control import LAUNCH_KEY
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT, decode_barrier
@@ -61,7 +63,7 @@ class RepetitionDetector:
         self._state: _State | None = None
         self._polls = 0  # basic blocks of waiting loops, one after the other
         self._copies_memory = False
-        self._relevant: dict[frozenset[int], set[str]] = {}  # by executed basic blocks
+        self._relevant: dict[frozenset[int], set[str] | None] = {}  # by executed basic blocks; None: they read a clock
 
     def observe(self, schedule: Schedule, number: int, mask: np.ndarray) -> None:
         """Note the basic block that runs next, and its threads.
@@ -69,6 +71,9 @@ class RepetitionDetector:
         Raises:
             UndefinedBehaviour: The state is one of before.
         """
+        if schedule.saves.in_use(schedule):
+            self._state = None
+            return
         polls = bool(schedule.polling[number])
         self._polls = self._polls + 1 if polls else 0
         state = self._state
@@ -112,9 +117,12 @@ class RepetitionDetector:
     def _same_registers(self, schedule: Schedule, state: _State) -> bool:
         key = frozenset(state.executed)
         if key not in self._relevant:
-            self._relevant[key] = relevant_registers([schedule.kernel.blocks[number] for number in key])
-        registers = schedule.chunk.registers
-        for name in self._relevant[key]:
+            blocks = [schedule.kernel.blocks[number] for number in key]
+            self._relevant[key] = None if any(map(_reads_clock, blocks)) else relevant_registers(blocks)
+        registers, relevant = schedule.chunk.registers, self._relevant[key]
+        if relevant is None:
+            return False
+        for name in relevant:
             old, new = state.registers.get(name), registers.get(name)
             if old is not new and (old is None or new is None or not np.array_equal(np.asarray(old), np.asarray(new))):
                 return False
@@ -146,6 +154,11 @@ def _run_order(schedule: Schedule) -> tuple[int, ...]:
 
 
 # ---- registers that decide how a run goes on
+
+
+def _reads_clock(linked: LinkedBlock) -> bool:
+    operands = [each.executed_statement.operands for each in linked.statements]
+    return any(isinstance(part, Register) and part.name in TIMERS for each in operands for part in nested_operands(each))
 
 
 def relevant_registers(blocks: list[LinkedBlock]) -> set[str]:

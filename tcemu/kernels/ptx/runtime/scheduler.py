@@ -534,6 +534,10 @@ class SavedCallers:
     def __init__(self) -> None:
         self._levels: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = {}  # registers by qualified name, and words of local memory
 
+    def in_use(self, schedule: Schedule) -> bool:
+        """Return True if threads may be in a function that has called itself."""
+        return bool(self._levels) and bool(schedule.depth.any())
+
     def save(self, schedule: Schedule, linked: LinkedBlock, threads: np.ndarray) -> None:
         """Save the caller of the threads at a call, at their depths; make room for deeper calls.
 
