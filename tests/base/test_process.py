@@ -24,7 +24,7 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "_target_rows": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument",
     "syntax_rows": "no argument", "grammars": "no argument", "_spelling_index": "no argument",
     "what_if_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
-    "driver_version": "no argument", "_of_types": "targets and families of a table", "_forms": "three generations of wmma's fragments",
+    "driver_version": "no argument", "_of_types": "targets and families of a table", "_family": "three generations of wmma's fragments",
     "place_kernel_text": "the instructions of a table", "mma_kernel_text": "the instructions of a table",
     "wgmma_kernel_text": "the instructions of a table", "family_targets": "the families of a table", "usual_products": "no argument",
     "_products_by_operands": "no argument", "instructions_by_name": "no argument", "_empty_call_stack": "no argument",
@@ -37,6 +37,7 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "_linker": "no argument", "_llvm": "no argument",
     "_units_by_name": "no argument", "_units_by_target": "no argument", "_target_names": "no argument",
     "_count_hits": "no argument", "_environment": "no argument", "_probe": "two owners", "shipped_rules": "no argument",
+    "_scalar_operation": "the forms of the video instructions", "_packed_operation": "the forms of the video instructions",
     "_offset_operation": "two for each state space of a table", "_room_test": "the state spaces of a table",
 }  # fmt: skip
 
@@ -52,7 +53,9 @@ CONTAINERS = {  # which functions fill, each with its bound and the reason for i
     "faces/torch/operators.py: _registered": "one for each name",
     "faces/torch/shared_products.py: _texts": "one for each name",
     "base/jax_internals.py: _unknown_options": "names of QUICK_OPTIONS",
-    "engine/isa/tcgen05.py: sizes": "nothing fills it: the sizes of a kind that has no block scales",
+    **{f"engine/isa/tcgen05_kinds.py: {name}": "nothing fills it: what a kind has not"
+       for name in ("sizes", "scales", "shapes", "reserved")},
+    "operations/products/recipe_kinds.py: _KINDS": "the kinds of recipes, one for each name in files",
     "base/results.py: facts": "nothing fills it: the facts of a result that has none",
     **{f"uses/fuzz/case_generator.py: PlaceFields.{name}": "a bit field, whose insert returns a number"
        for name in ("FIELD", "FLIPPED", "NUDGED", "PLACE")},

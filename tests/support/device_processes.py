@@ -17,7 +17,7 @@ def run_on_devices(devices: int, program: str, *words: str, seconds: float = 150
         **os.environ,
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS, *sorted(path for path in TESTS.iterdir() if path.is_dir())))),
+        "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS, *sorted({path.parent for path in TESTS.rglob("test_*.py")})))),
     }
     done = subprocess.run(
         [sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True, timeout=seconds, check=False

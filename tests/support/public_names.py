@@ -11,7 +11,7 @@ def public_objects() -> dict[str, Callable]:
     """Every public function, method and class by its name, as a user writes it; what a module borrows counts where it is from."""
     values = {name: getattr(tcemu, name) for name in tcemu.__all__}
     for name, face in [(n, v) for n, v in values.items() if isinstance(v, types.ModuleType)]:
-        folder = hasattr(face, "__path__")  # whose __init__ lists its names
+        folder = face.__name__ == f"tcemu.{name}"  # a file that lists names of others
         members = {n: getattr(face, n) for n in {*vars(face), *getattr(face, "__all__", ())}}  # also those that nobody has used yet
         values |= {f"{name}.{n}": v for n, v in members.items() if folder or getattr(v, "__module__", "") == face.__name__}
     own = {name: v for name, v in values.items() if callable(v) and not name.split(".")[-1].startswith("_") and not is_error(v)}

@@ -444,7 +444,7 @@ def _conversions() -> Iterator[StatementRow]:
 FAMILIES_86: Needs = (("sm_100a", (8, 6)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", (8, 8)) for number in (100, 110, 120)))
 FAMILIES_90: Needs = tuple((target, max(version, (9, 0))) for target, version in FAMILIES_86)
 FAMILIES_91, FAMILIES_92 = (tuple((target, version) for target, _ in FAMILIES_86) for version in ((9, 1), (9, 2)))
-FIXED_POINT: Needs = tuple((f"sm_{number}a", (9, 1)) for number in (100, 103, 110, 120, 121))
+FIXED_POINT: Needs = (*((f"sm_{number}a", (9, 1)) for number in (100, 103, 110, 120, 121)), ("sm_107a", (9, 4)))
 FP8: Needs = (("sm_89", (8, 1)), ("sm_90+", (7, 8)))
 STOCHASTIC: Needs = (("sm_100a", (8, 7)), ("sm_103a", (8, 8)), ("sm_107a", (9, 4)))
 

@@ -37,7 +37,7 @@ OPAQUE = {  # primitives that multiply matrices, or may, in code that no program
     "io_callback": "code of the host; what it computes is not seen",
     "call_exported": "an exported program, which is compiled already",
 }
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 
 
 def has_products(equation: JaxprEqn) -> bool:

@@ -371,7 +371,7 @@ def test_bad_metadata_and_selectors_are_named():
         tcemu.dot(op, np.zeros((16, 16), np.uint16), np.zeros((32, 8), np.uint16), np.zeros((16, 8), np.uint32), target="sm_90")
     with error_message(ValueError, "^a: got uint16.16, 32.", "16, 16"):
         tcemu.dot(op, np.zeros((16, 32), np.uint16), np.zeros((32, 8), np.uint16), np.zeros((16, 8), np.uint32), e=e, target="sm_90")
-    with error_message(tcemu.Unsupported, "gemm multiplies dense matrices", "tcemu.sparsify", "sparse='a'"):
+    with error_message(tcemu.Unsupported, "gemm multiplies dense matrices", "sparse='a'", "tcemu.sparsify"):
         tcemu.gemm(np.zeros((16, 32), np.float16), np.zeros((32, 8), np.float16), op=op, target="sm_90")
 
 

@@ -45,7 +45,7 @@ COMMANDS_OF_INSTRUCTIONS = {  # command -> words for a short name and a target; 
     "infer": lambda name, target: ["infer", name, "--target", target, "--cases", "4"],
 }
 REFUSALS = {
-    "gemm": r"takes a dense A|--recipe (mxfp8|mxfp4|nvfp4)",
+    "gemm": r"multiplies dense matrices|--recipe (mxfp8|mxfp4|nvfp4)",
     "fuzz": "its operands lie in memory",
     "infer": "range of its operands is too small|its operands lie in memory",
 }

@@ -114,7 +114,7 @@ def test_nvidias_division_of_128_bits_gives_the_quotient():
         np.frombuffer(b"".join(number.to_bytes(16, "little") for number in column), np.uint64).copy()
         for column in zip(*numbers, strict=True)
     )
-    text = (Path(__file__).parents[2] / "kernels/wide_division.ptx").read_text()
+    text = (Path(__file__).parents[2] / "ptx_files/wide_division.ptx").read_text()
     found = ptx.run(text, grid=1, block=len(numbers), args=[a, b, np.zeros_like(a), np.zeros_like(a)], target="H100")[2:]
     quotients, remainders = ([int.from_bytes(row.tobytes(), "little") for row in each.reshape(-1, 2)] for each in found)
     assert quotients == [a // b for a, b in numbers]

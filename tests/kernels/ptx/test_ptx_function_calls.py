@@ -10,7 +10,7 @@ import pytest
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.ptx import PtxError, parse, run
 
-POINTERS = (Path(__file__).parents[2] / "kernels/function_pointers.ptx").read_text()
+POINTERS = (Path(__file__).parents[2] / "ptx_files/function_pointers.ptx").read_text()
 HEAD = """.version 9.0
 .target sm_90a
 .address_size 64

@@ -44,7 +44,7 @@ from tcemu.kernels.ptx.simt.device_memory import (
     SHARED_OFFSET_MASK,
     SHARED_ROOM,
 )
-from tcemu.kernels.ptx.simt.memory_access import STRONG, parse_access, parse_atomic, plain_space
+from tcemu.kernels.ptx.simt.memory_access import STRONG, atomic_extent, parse_access, plain_space
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT
 from tcemu.kernels.ptx.tensor.statement_forms import bind_operands
 from tcemu.kernels.ptx.text.module import Address, Operand, Register, Sink
@@ -199,10 +199,9 @@ class AccessTracker:
             registers = access.registers if name == "st" else None
             return self._access_handler(line, access.space, access.address, access.elements * bits // 8, registers, bits)
         if name in ("atom", "red") and kind != ("async",):
-            atomic = parse_atomic(statement, line.context)
-            size = KINDS[atomic.kind].bits // 8
-            narrow_granules(granules, atomic.space, size)
-            return self._atomic_handler(line, atomic.space, atomic.address, size * atomic.elements)
+            extent = atomic_extent(statement, line.context)
+            narrow_granules(granules, extent.space, extent.element)
+            return self._atomic_handler(line, extent.space, extent.address, extent.size)
         if name in ("ldmatrix", "stmatrix"):
             return self._matrix_handler(line)
         if name in ("membar", "fence"):

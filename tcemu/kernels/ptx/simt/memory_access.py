@@ -181,6 +181,27 @@ def _combiner(operation: str, kind: str, space: str, context: Context) -> Callab
     return lambda old, b, c: operation_bits.compute(old, b)[0]
 
 
+class AtomicExtent(NamedTuple):
+    """What an `atom` or a `red` accesses."""
+
+    space: str
+    address: Address
+    element: int  # bytes of an element
+    size: int  # bytes of all
+
+
+def atomic_extent(statement: Statement, context: Context) -> AtomicExtent:
+    """Return what an `atom` or a `red` accesses. Raises Unsupported."""
+    choices = require_form(statement.opcode).choices
+    if choices["type"] == "b128":
+        address = statement.operands[1]
+        assert isinstance(address, Address)
+        return AtomicExtent(plain_space(choices["space"]), address, 16, 16)
+    atomic = parse_atomic(statement, context)
+    element = KINDS[atomic.kind].bits // 8
+    return AtomicExtent(atomic.space, atomic.address, element, element * atomic.elements)
+
+
 def prepare_atomic(statement: Statement, context: Context) -> Step:
     """Prepare an `atom` or `red`."""
     if require_form(statement.opcode).choices["type"] == "b128":
