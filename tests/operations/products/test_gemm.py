@@ -289,8 +289,8 @@ def test_memory_grows_with_the_matrices_only(spelling):
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)
     op = tcemu.parse(spelling)
     conversion, codes = _Conversion((formats.F32,) * 3, "RN", False), _OperandCodes(matrix, matrix, matrix)
-    lowered = jax.jit(_gemm_numbers, static_argnums=(1, 2)).lower(
-        find_row(op, "sm_90a").model, product_spec(op), conversion, codes, None, None
+    lowered = jax.jit(_gemm_numbers, static_argnums=(1, 2, 6)).lower(
+        find_row(op, "sm_90a").model, product_spec(op), conversion, codes, None, None, 0, None
     )
     memory = lowered.compile().memory_analysis()
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2**30, memory
