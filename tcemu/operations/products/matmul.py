@@ -70,7 +70,7 @@ def matmul(
     Args:
         a: Floats [..., M, K]. Leading axes are batch axes and broadcast. NumPy's float64 is rounded once, from its 64 bits, where the
             recipe rounds operands directly, and to f32 first where it divides by f32 scales. As an argument of a transformation, JAX
-            truncates float64 to float32 before, unless x64 mode is on.
+            truncates float64 to float32 before, unless x64 mode is on. A sparse recipe keeps the largest magnitudes of A as f32.
         b: Floats [..., K, N].
         bias: Floats that broadcast to [..., M, N], or None.
         recipe: A `Recipe`, or the name of one, as "bf16" or "deepseek on H100". Or a `tcemu.replay.KernelRecipe`, the order in which one
