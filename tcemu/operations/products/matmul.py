@@ -127,6 +127,11 @@ def parse_recipe(name: str) -> AnyRecipe:
 def _multiply(recipe: Recipe, call: ProductCall) -> Array:
     a, b, bias, scale_a, scale_b, key, dtype, axis_name = call
     product_shape(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
+    if axis_name is not None and recipe.op.sparse and a.shape[-1] % recipe.op.chunk_size:
+        raise ValueError(
+            f"axis_name: a device has K = {a.shape[-1]}, and {recipe.op} prunes A in chunks of {recipe.op.chunk_size} along K: shard K at "
+            "multiples of a chunk"
+        )
     scheme_a, scheme_b = recipe.schemes
     sizes_a, sizes_b = scheme_a.group_sizes, scheme_b.group_sizes
     _check_scale("scale_a", recipe.a, (sizes_a.rows, sizes_a.depth), scale_a, a.shape)

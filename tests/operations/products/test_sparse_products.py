@@ -176,3 +176,10 @@ def test_measures_take_the_pruned_operand():
     assert_product_close(d, x, w, recipe=recipe)
     swept = tcemu.study.sweep(tcemu.matmul, {"fraction_bits": [24]}, operands=(x, w), recipe=recipe, exact="quantized")
     assert all(record["normwise"] < 1e-5 for record in swept.records())
+
+
+def test_shards_of_k_have_whole_chunks():
+    multiply = lambda a, b: tcemu.matmul(a, b, recipe="f16_sparse on A100", axis_name="k")
+    a, b = np.ones((1, 4, 6), np.float32), np.ones((1, 6, 4), np.float32)
+    with pytest.raises(ValueError, match=r"K = 6, and .* chunks of 4"):
+        jax.vmap(multiply, axis_name="k")(a, b)
