@@ -54,13 +54,20 @@ def block_formats() -> Rows:
     return ("kind", "elements", "in a block", "scale", "rule"), rows
 
 
+def _level(op: str, target: str) -> str:
+    try:
+        return tcemu.evidence(op, target).level
+    except tcemu.NotModelled:
+        return "not modelled"
+
+
 def gpus() -> Rows:
     """Every target, the GPUs that have it by name, and how the arithmetic of its f16 mma is known."""
     by_target: dict[str, list[str]] = {}
     for name, target in tcemu.isa.gpus().items():
         by_target.setdefault(target, []).append(name)
     op = {target: next(op for op in F16 if target in tcemu.targets(op)) for target in by_target}
-    rows = [(target, ", ".join(names), tcemu.evidence(op[target], target).level) for target, names in by_target.items()]
+    rows = [(target, ", ".join(names), _level(op[target], target)) for target, names in by_target.items()]
     return ("target", "GPUs", "f16 mma known by"), rows
 
 
