@@ -20,8 +20,7 @@ from tcemu.engine.isa.targets import TARGETS, library_unit, parse_target_name, r
 from tcemu.engine.isa.tcgen05 import Tcgen05Product
 from tcemu.engine.isa.tcgen05_kinds import KINDS
 
-MANUAL: Version = (9, 2)  # the PTX ISA version of the manual that the rows were read from
-LATEST: Version = max(MANUAL, *(row.since for row in TARGETS.values()))  # the newest version that a row names
+LATEST: Version = max(row.since for row in TARGETS.values())  # the newest PTX ISA version that a row names
 
 
 def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
