@@ -15,6 +15,7 @@ symbols (`tcemu.uses.replay.summation_levels`). `tcemu.uses.replay.recipe_diverg
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -116,43 +117,23 @@ for kind, data, static in (
 
 
 class Turn(NamedTuple):
-    """What one turn of a chain takes. closes: None if nothing closes."""
+    """One turn of a chain: the elements that its accumulators take, and the accumulators that close after it."""
 
     elements: Any  # as the algebra has read them
-    closes: Any
+    closes: Any  # None if nothing closes
     slot: Any
 
 
-class Algebra:
-    """Values and their sums; the axes of a grid come first in an array of values. This class has what NumPy's arrays share.
+class Addition(ABC):
+    """How two sums are added: all that a join of sums needs. The methods that are not abstract are those of NumPy's arrays."""
 
-    A subclass says what a value is: `zeros`, `scan`, `accumulate`, `add` and `round`.
-    """
-
-    def zeros(self, grid: tuple[int, ...], negative: Any) -> Any:
-        """Return +0 for each accumulator of a grid, or -0 where `negative`."""
-        raise NotImplementedError
-
-    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
-        """Read the elements of a chain, call `turn` for each turn, and return the last state."""
-        raise NotImplementedError
-
-    def accumulate(self, running: Any, elements: Any) -> Any:
-        """Take the elements of a turn into accumulators."""
-        raise NotImplementedError
-
+    @abstractmethod
     def add(self, x: Any, y: Any) -> Any:
         """Add two sums."""
-        raise NotImplementedError
 
+    @abstractmethod
     def round(self, fmt: Format, x: Any) -> Any:
         """Round sums to a format."""
-        raise NotImplementedError
-
-    def where(self, mask: Any, x: Any, y: Any) -> Any:
-        """Select by a mask over the leading axes."""
-        mask = np.asarray(mask)
-        return np.where(mask.reshape(mask.shape + (1,) * (np.ndim(x) - mask.ndim)), x, y)
 
     def put(self, sums: Any, index: Any, value: Any) -> Any:
         """Return the sums with others at an index of the first axis, or at several. The given sums are not used again."""
@@ -166,6 +147,27 @@ class Algebra:
     def extend(self, sums: Any, count: int) -> Any:
         """Append +0 along the first axis."""
         return np.concatenate([sums, np.zeros((count, *sums.shape[1:]), sums.dtype)])
+
+
+class Algebra(Addition):
+    """Values and their sums; the axes of a grid come first in an array of values."""
+
+    @abstractmethod
+    def zeros(self, grid: tuple[int, ...], negative: Any) -> Any:
+        """Return +0 for each accumulator of a grid, or -0 where `negative`."""
+
+    @abstractmethod
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        """Read the elements of a chain, call `turn` for each turn, and return the last state."""
+
+    @abstractmethod
+    def accumulate(self, running: Any, elements: Any) -> Any:
+        """Take the elements of a turn into accumulators."""
+
+    def where(self, mask: Any, x: Any, y: Any) -> Any:
+        """Select by a mask over the leading axes."""
+        mask = np.asarray(mask)
+        return np.where(mask.reshape(mask.shape + (1,) * (np.ndim(x) - mask.ndim)), x, y)
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         """Concatenate along an axis of the grid."""
@@ -183,22 +185,22 @@ def evaluate(node: Node, algebra: Algebra) -> Any:
     """Compute the sums of a tree, [*grid, ...]."""
     if isinstance(node, Chain):
         return _run_chain(node, algebra)
-    axis = len(grid_of(node)) - isinstance(node, Concat)
+    axis = len(grid_shape(node)) - isinstance(node, Concat)
     if isinstance(node, Concat):
         return algebra.concatenate([evaluate(child, algebra) for child in node.children], axis)
     assert node.child is not None, "a join without a child is computed by join_values"
     return join_values(node, algebra.move_first(evaluate(node.child, algebra), axis), algebra)
 
 
-def grid_of(node: Node) -> tuple[int, ...]:
+def grid_shape(node: Node) -> tuple[int, ...]:
     """Return the shape of the sums of a tree."""
     if isinstance(node, Chain):
         return node.grid if node.sums is None else (node.sums,)
     if isinstance(node, Concat):
-        grids = [grid_of(child) for child in node.children]
+        grids = [grid_shape(child) for child in node.children]
         return (*grids[0][:-1], sum(grid[-1] for grid in grids))
     assert node.child is not None, "a join without a child has no grid"
-    return grid_of(node.child)[:-1]
+    return grid_shape(node.child)[:-1]
 
 
 def _run_chain(chain: Chain, algebra: Algebra) -> Any:
@@ -216,11 +218,11 @@ def _run_chain(chain: Chain, algebra: Algebra) -> Any:
         return closed if turn.slot is None else algebra.put(sums, turn.slot, closed), algebra.where(turn.closes, begin, running)
 
     # -0 + x is x: a sum that begins at its first accumulator. One to which no accumulator belongs stays as an accumulator begins.
-    sums = algebra.zeros(grid_of(chain), False if chain.from_zero else chain.from_first | chain.closes.any(0))
+    sums = algebra.zeros(grid_shape(chain), False if chain.from_zero else chain.from_first | chain.closes.any(0))
     return algebra.scan(take, (sums, begin), chain)[0]
 
 
-def join_values(join: Join, sums: Any, algebra: Algebra) -> Any:
+def join_values(join: Join, sums: Any, algebra: Addition) -> Any:
     """Add sums [n, ...] along their first axis as a join says."""
     pairs, total, spares = join.pairs, join.total, join.spares
     if pairs is None:
@@ -251,7 +253,7 @@ def select(flag: Flag, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
     return jnp.where(flag, one(), other())
 
 
-def add_in_stages(sums: Any, pairs: tuple[tuple[int, int], ...], adding: Callable[[Any, Any], Any], algebra: Algebra) -> Any:
+def add_in_stages(sums: Any, pairs: tuple[tuple[int, int], ...], adding: Callable[[Any, Any], Any], algebra: Addition) -> Any:
     """Add along the first axis by pairs (to, from). Pairs that do not depend on each other are added at once.
 
     Sums that no later pair reads, and that are not the total, may be left out of the result.

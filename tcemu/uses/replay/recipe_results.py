@@ -19,7 +19,7 @@ from tcemu.operations.products.library.kernel_order import merge_node, slice_ind
 from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes
 from tcemu.operations.products.library.kernel_sums import (
     ChainFlags,
-    CodeSums,
+    CodeAddition,
     EpilogueFlags,
     EpilogueOperands,
     EpiloguePlan,
@@ -228,7 +228,7 @@ def _shared_merge(recipe: KernelRecipe, count: int, size: int) -> Join:
 
 @jax.jit
 def _jitted_merge(merge: Join, flush: jax.Array, sums: jax.Array) -> jax.Array:
-    return join_values(merge, sums, CodeSums(flush=flush))
+    return join_values(merge, sums, CodeAddition(flush))
 
 
 @partial(jax.jit, static_argnums=0)

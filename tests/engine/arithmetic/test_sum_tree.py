@@ -10,7 +10,7 @@ from tcemu.engine.arithmetic.sum_tree import (
     Join,
     additions,
     evaluate,
-    grid_of,
+    grid_shape,
     join_as_data,
     ordered_pairs,
     pad_turns,
@@ -43,7 +43,7 @@ def in_turn(values):
 def test_a_chain_of_lanes_and_a_join():
     x = terms(6)
     tree = Join(Chain(np.arange(6).reshape(3, 2)))
-    assert grid_of(tree) == () and in_numpy(tree, x) == ((x[0] + x[2]) + x[4]) + ((x[1] + x[3]) + x[5])
+    assert grid_shape(tree) == () and in_numpy(tree, x) == ((x[0] + x[2]) + x[4]) + ((x[1] + x[3]) + x[5])
 
 
 def test_sums_of_unlike_trees_stand_side_by_side():

@@ -5,6 +5,7 @@ The order of the recipe is data, arrays of indices along K, so that recipes of o
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.engine.arithmetic.sum_tree import (
     EMPTY,
+    Addition,
     Algebra,
     Chain,
     Flag,
@@ -150,43 +152,24 @@ class ChainFlags(NamedTuple):
     flush: Flag
 
 
-class CodeSums(Algebra):
-    """The algebra of sums of f32 codes: values [*grid, *outputs].
+class CodeAddition(Addition):
+    """The addition of f32 codes.
 
     Attributes:
-        outputs: Shape of the sums of one order.
-        flush: Sums below the least normal number count as zeros.
+        flush_flag: Sums below the least normal number count as zeros.
     """
 
-    def __init__(self, outputs: tuple[int, ...] = (), flush: Flag = False) -> None:
-        self.outputs, self.flush_flag = outputs, flush
+    def __init__(self, flush: Flag = False) -> None:
+        self.flush_flag = flush
 
     def flush(self, x: Array) -> Array:
         return select(self.flush_flag, lambda: flush_subnormals(x), lambda: x)
-
-    def zeros(self, grid: tuple[int, ...], negative: Any) -> Array:
-        signs = jnp.where(jnp.asarray(negative), SIGN, jnp.uint32(0))
-        return jnp.broadcast_to(signs.reshape(signs.shape + (1,) * len(self.outputs) * (signs.ndim > 0)), (*grid, *self.outputs))
-
-    def read(self, places: Array) -> Any:
-        """Return the elements of all turns."""
-        raise NotImplementedError
-
-    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
-        turns = Turn(self.read(chain.places), chain.closes, chain.slots)
-        begun, treedef = jax.tree.flatten(state)
-        begun = match_varying_axes(*begun, *jax.tree.leaves(turns.elements))[: len(begun)]
-        return lax.scan(lambda state, each: (turn(state, each), None), treedef.unflatten(begun), turns)[0]
 
     def add(self, x: Array, y: Array) -> Array:
         return self.flush(add(x, y, F32))
 
     def round(self, fmt: Format, x: Array) -> Array:
         return round_through(fmt, x)
-
-    def where(self, mask: Any, x: Array, y: Array) -> Array:
-        mask = jnp.asarray(mask)
-        return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)
 
     def put(self, sums: Array, index: Any, value: Array) -> Array:
         return sums.at[index].set(value)
@@ -202,6 +185,36 @@ class CodeSums(Algebra):
 
     def extend(self, sums: Array, count: int) -> Array:
         return jnp.concatenate([sums, jnp.zeros((count, *sums.shape[1:]), sums.dtype)])
+
+
+class CodeSums(CodeAddition, Algebra):
+    """The algebra of sums of f32 codes: values [*grid, *outputs].
+
+    Attributes:
+        outputs: Shape of the sums of one order.
+    """
+
+    def __init__(self, outputs: tuple[int, ...], flush: Flag = False) -> None:
+        super().__init__(flush)
+        self.outputs = outputs
+
+    def zeros(self, grid: tuple[int, ...], negative: Any) -> Array:
+        signs = jnp.where(jnp.asarray(negative), SIGN, jnp.uint32(0))
+        return jnp.broadcast_to(signs.reshape(signs.shape + (1,) * len(self.outputs) * (signs.ndim > 0)), (*grid, *self.outputs))
+
+    @abstractmethod
+    def read(self, places: Array) -> Any:
+        """Return the elements of all turns."""
+
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        turns = Turn(self.read(chain.places), chain.closes, chain.slots)
+        begun, treedef = jax.tree.flatten(state)
+        begun = match_varying_axes(*begun, *jax.tree.leaves(turns.elements))[: len(begun)]
+        return lax.scan(lambda state, each: (turn(state, each), None), treedef.unflatten(begun), turns)[0]
+
+    def where(self, mask: Any, x: Array, y: Array) -> Array:
+        mask = jnp.asarray(mask)
+        return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)
 
     def concatenate(self, parts: list[Array], axis: int) -> Array:
         return jnp.concatenate(parts, axis)
