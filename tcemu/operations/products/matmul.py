@@ -39,7 +39,7 @@ from tcemu.operations.products.product_arguments import (
 )
 from tcemu.operations.products.recipe_facts import plain_facts
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict
-from tcemu.operations.products.recipe_kinds import AnyRecipe, ProductCall, RecipeKind, find_kind, find_named_kind, register_kind
+from tcemu.operations.products.recipe_kinds import AnyRecipe, ProductCall, RecipeKind, find_kind, register_kind, registered_kinds
 from tcemu.operations.products.recipes import Recipe, as_recipe, names_recipe_alone, resolve_recipe
 from tcemu.operations.products.sparse_rows import multiply_sparse_rows
 from tcemu.operations.products.wide import WIDE_KIND as WIDE_KIND
@@ -111,8 +111,7 @@ def matmul(
 
 def resolve_product_recipe(recipe: AnyRecipe | str, key: PRNGKey | None) -> AnyRecipe:
     """Return the recipe of a product, given as a value of any kind or by its name. Raises the errors of `resolve_recipe`."""
-    if isinstance(recipe, str) and (kind := find_named_kind(recipe)) is not None:
-        recipe = kind.parse(recipe)
+    recipe = parse_recipe(recipe) if isinstance(recipe, str) else recipe
     if find_kind(recipe) is None or isinstance(recipe, Recipe):
         return resolve_recipe(recipe, key)  # type: ignore[arg-type]
     return recipe
@@ -120,8 +119,11 @@ def resolve_product_recipe(recipe: AnyRecipe | str, key: PRNGKey | None) -> AnyR
 
 def parse_recipe(name: str) -> AnyRecipe:
     """Return the recipe of a name, of any kind. Raises ValueError for an unknown one."""
-    kind = find_named_kind(name)
-    return as_recipe(name) if kind is None else kind.parse(name)
+    for kind in registered_kinds():
+        recipe = kind.find(name)
+        if recipe is not None:
+            return recipe
+    return as_recipe(name)
 
 
 def _multiply(recipe: Recipe, call: ProductCall) -> Array:
@@ -151,7 +153,7 @@ def _multiply(recipe: Recipe, call: ProductCall) -> Array:
 
 PLAIN_KIND = register_kind(
     RecipeKind(
-        saved_as="dot_general", types=(Recipe,), is_name=names_recipe_alone, parse=as_recipe,
+        saved_as="dot_general", types=(Recipe,), find=lambda name: as_recipe(name) if names_recipe_alone(name) else None,
         to_dict=recipe_to_dict, from_dict=partial(recipe_from_dict, Recipe),
         multiply=_multiply, facts=plain_facts, plain=lambda recipe: recipe,
     )

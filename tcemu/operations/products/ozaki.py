@@ -64,12 +64,12 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
     return (OzakiSliceRecipe if key in SLICE_ROWS else OzakiModularRecipe)(**values | changes)
 
 
-def _is_name(name: str) -> bool:
-    """Return True if a text names a recipe by one of Ozaki's schemes, with or without its target."""
-    return normal_name(name.partition(" on ")[0]) in ROWS
-
-
 _cached_recipe = lru_cache(maxsize=64)(get_ozaki_recipe)
+
+
+def _find(name: str) -> OzakiRecipe | None:
+    """Return the recipe that a text names, with or without its target; None for any other text."""
+    return _cached_recipe(name) if normal_name(name.partition(" on ")[0]) in ROWS else None
 
 
 # ---- JSON
@@ -195,7 +195,7 @@ def _facts(recipe: OzakiRecipe, evidence: Evidence) -> RecipeFacts:
 
 OZAKI_KIND = register_kind(
     RecipeKind(
-        saved_as="ozaki_recipe", types=(OzakiSliceRecipe, OzakiModularRecipe), is_name=_is_name, parse=_cached_recipe,
+        saved_as="ozaki_recipe", types=(OzakiSliceRecipe, OzakiModularRecipe), find=_find,
         to_dict=ozaki_recipe_to_dict, from_dict=ozaki_recipe_from_dict,
         multiply=_multiply, facts=_facts, plain=lambda recipe: None,
     )

@@ -50,8 +50,7 @@ class RecipeKind(NamedTuple):
 
     saved_as: str  # its key in saved policies
     types: tuple[type, ...]
-    is_name: Callable[[str], bool]  # whether a text, with or without " on TARGET", names a recipe of this kind
-    parse: Callable[[str], Any]  # the recipe of such a text
+    find: Callable[[str], Any]  # the recipe that a text, with or without " on TARGET", names; None for any other text
     to_dict: Callable[[Any], dict[str, Any]]
     from_dict: Callable[[Any], Any]  # raises ValueError
     multiply: Callable[[Any, ProductCall], Array]
@@ -84,8 +83,3 @@ def registered_kinds() -> tuple[RecipeKind, ...]:
 def find_kind(recipe: object) -> RecipeKind | None:
     """Return the kind of a value, or None if it is no recipe."""
     return next((kind for kind in _KINDS.values() if isinstance(recipe, kind.types)), None)
-
-
-def find_named_kind(name: str) -> RecipeKind | None:
-    """Return the first kind that has a recipe of this name, or None."""
-    return next((kind for kind in _KINDS.values() if kind.is_name(name)), None)

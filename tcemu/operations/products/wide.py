@@ -235,9 +235,10 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
     return WideRecipe(**values | changes)
 
 
-def _is_name(name: str) -> bool:
-    """Return True if a text names a wide recipe, with or without its target."""
-    return normal_name(name.partition(" on ")[0]) in ROWS
+@lru_cache(maxsize=64)
+def _find(name: str) -> WideRecipe | None:
+    """Return the wide recipe that a text names, with or without its target; None for any other text."""
+    return get_wide_recipe(name) if normal_name(name.partition(" on ")[0]) in ROWS else None
 
 
 # ---- JSON
@@ -437,7 +438,7 @@ def _facts(recipe: WideRecipe, evidence: Evidence) -> RecipeFacts:
 
 WIDE_KIND = register_kind(
     RecipeKind(
-        saved_as="wide_recipe", types=(WideRecipe,), is_name=_is_name, parse=lru_cache(maxsize=64)(get_wide_recipe),
+        saved_as="wide_recipe", types=(WideRecipe,), find=_find,
         to_dict=wide_recipe_to_dict, from_dict=wide_recipe_from_dict,
         multiply=_multiply, facts=_facts, plain=lambda recipe: recipe.narrow,
     )

@@ -21,6 +21,11 @@ class Halves:
     name: str = NAME
 
 
+def find_halves(text):
+    name, _, target = text.partition(" on ")
+    return Halves(target or "sm_90a") if name == NAME else None
+
+
 def multiply_halves(recipe, call: ProductCall):
     call.forbid("bias", "scale_a", "scale_b", "key", "axis_name", why="a sum of halves has none of them")
     half, narrow = call.a.shape[-1] // 2, f"bf16 on {recipe.target}"
@@ -35,8 +40,7 @@ def multiply_halves(recipe, call: ProductCall):
 def halves():
     register_kind(
         RecipeKind(
-            saved_as="halves", types=(Halves,), is_name=lambda name: name.partition(" on ")[0] == NAME,
-            parse=lambda name: Halves(name.partition(" on ")[2] or "sm_90a"),
+            saved_as="halves", types=(Halves,), find=find_halves,
             to_dict=lambda recipe: {"target": recipe.target}, from_dict=lambda data: Halves(data["target"]),
             multiply=multiply_halves, facts=lambda recipe, evidence: (recipe.target, "2 x bf16", "", "assumed"), plain=lambda recipe: None,
         )

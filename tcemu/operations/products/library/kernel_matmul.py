@@ -120,13 +120,9 @@ def _facts(recipe: KernelRecipe, evidence: Evidence) -> RecipeFacts:
     return plain.target, str(plain.op), model_changes(plain), recorded or evidence_level(plain, evidence)
 
 
-def _no_name(name: str) -> KernelRecipe:
-    raise ValueError(f"recipe {name!r}: kernels of libraries have no names; tcemu.replay.get_kernel_recipe returns measured ones by shape")
-
-
 KERNEL_KIND = register_kind(
     RecipeKind(
-        saved_as="kernel_recipe", types=(KernelRecipe,), is_name=lambda name: False, parse=_no_name,
+        saved_as="kernel_recipe", types=(KernelRecipe,), find=lambda name: None,  # measured by shape
         to_dict=kernel_json.to_dict, from_dict=kernel_json.from_dict,
         multiply=_multiply, facts=_facts, plain=lambda recipe: None, any_shape=False,
     )
