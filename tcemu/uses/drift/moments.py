@@ -21,7 +21,7 @@ import numpy as np
 
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Node, evaluate
 from tcemu.engine.formats.number_formats import F32 as NUMBERS
-from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places, thread_tree
+from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, norm_places, strided_places, thread_tree
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
 from tcemu.uses.drift.sum_evaluation import FloatSums, fma_f32, sum_products, terms_first
 from tcemu.uses.drift.summation import Summation
@@ -194,13 +194,12 @@ def _in_threads(rows: Rows, tree: Node, join: Callable[[Pair, Pair], Pair], *, r
 
 
 def _cuda_vectorised(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    tree = thread_tree(strided_places(rows.values.shape[1], 4 * WARP, 4))
+    tree = thread_tree(norm_places(rows.values.shape[1], vectorised=True))
     return _in_threads(rows, tree, _join_vectorised, reciprocal=True)
 
 
 def _cuda_rows(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    k = rows.values.shape[1]
-    return _in_threads(rows, thread_tree(strided_places(k, WARP if k < 512 else 512)), _join_welford_ops)
+    return _in_threads(rows, thread_tree(norm_places(rows.values.shape[1], vectorised=False)), _join_welford_ops)
 
 
 def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.engine.arithmetic import special_functions
+from tcemu.operations.functional.torch_cuda.device_functions import Value, expf
 from tcemu.uses.drift.programs import Node
-from tcemu.uses.drift.sum_evaluation import fma_f32
 
 MAX_PADDING = 1 << 10  # of a convolution
 PADDED = 1 << 12  # elements to which short operands of JAX's functions are padded
@@ -109,15 +109,13 @@ def gpu_function(kind: str, x: np.ndarray) -> np.ndarray:
 
 
 def cuda_exp(x: np.ndarray) -> np.ndarray:
-    """Compute e^x as `expf` of CUDA's device library: 2^i times ex2.approx of the rest, which two fma reduce.
+    """Compute e^x as `expf` of CUDA's device library, which XLA uses on an H100 (tests/uses/drift/test_h100_drifts.py)."""
+    return np.asarray(_cuda_exp_codes(_codes(x))).view(np.float32)
 
-    Source: the PTX that nvcc 13.0 emits for expf; an H100's words of XLA's exp, tests/uses/drift/test_h100_drifts.py.
-    """
-    constant = lambda code: np.full_like(x, np.uint32(code).view(np.float32))
-    saturated = np.clip(fma_f32(x, constant(0x3BBB989D), constant(0x3F000000)), np.float32(0), np.float32(1))
-    i = np.floor(saturated.astype(np.float64) * 252).astype(np.float32) - np.float32(126)  # fma.rm with 12582913 leaves the integer part
-    rest = fma_f32(x, constant(0x32A57060), fma_f32(x, constant(0x3FB8AA3B), -i))
-    return np.asarray(special_functions.ex2(_codes(rest))).view(np.float32) * np.ldexp(np.float32(1), i.astype(np.int32))
+
+@jax.jit
+def _cuda_exp_codes(codes: jax.Array) -> jax.Array:
+    return expf(Value(codes)).codes
 
 
 def xla_function(kind: str, x: np.ndarray) -> np.ndarray:

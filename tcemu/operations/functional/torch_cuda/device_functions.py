@@ -23,8 +23,9 @@ from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, 
 from tcemu.engine.backends.quotients import divide
 from tcemu.engine.formats.number_formats import F32
 
-_multiply = jax.jit(multiply_f32)
+multiply_codes = jax.jit(multiply_f32)
 _divide = jax.jit(lambda x, y: divide(x, y, F32))
+_add_towards_zero = jax.jit(lambda x, y: exact_fma.add(x, y, F32, "RZ"))
 _ex2, _rcp, _rsqrt = (jax.jit(getattr(special_functions, name)) for name in ("ex2", "rcp", "rsqrt"))
 Number = float | int
 
@@ -47,7 +48,7 @@ class Value(NamedTuple):
         return -self + other
 
     def __mul__(self, other: Value | Number) -> Value:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Value(_multiply(*_codes(self, other)))
+        return Value(multiply_codes(*_codes(self, other)))
 
     def __rmul__(self, other: Number) -> Value:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self * other
@@ -218,7 +219,7 @@ def log2f(x: Value) -> Value:
 
 def log1pf(x: Value) -> Value:
     """Return log(1 + x) as libdevice's `log1pf`."""
-    bits = (_add_towards_zero(x, 1.0).codes - np.uint32(0x3F400000)) & EXPONENT_BITS
+    bits = (_add_towards_zero(*_codes(x, 1.0)) - np.uint32(0x3F400000)) & EXPONENT_BITS
     scaled = fma(0.25, Value(np.uint32(0x40800000) - bits), -1.0)
     f = scaled + Value(x.codes - bits)
     k = _signed_float(bits) * _constant(0x34000000)
@@ -227,15 +228,6 @@ def log1pf(x: Value) -> Value:
     large = special & ((x.codes < SIGN) | (x.codes > np.uint32(0xBF800000)))  # Inf and NaN, and below -1
     found = jnp.where(large, fma(x, _constant(0x7F800000), _constant(0x7F800000)).codes, found)
     return Value(jnp.where(x.codes == SIGN, SIGN, found))
-
-
-@jax.jit
-def _add_down(x: Array, y: Array) -> Array:
-    return exact_fma.add(x, y, F32, "RZ")
-
-
-def _add_towards_zero(x: Value, y: Number) -> Value:
-    return Value(_add_down(*_codes(x, y)))
 
 
 def expm1f(x: Value) -> Value:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32, is_nan_f32, less_f32
-from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN, multiply_f32
+from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Node, Turn, evaluate
-from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, where
+from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, multiply_codes, where
 from tcemu.operations.products.library.kernel_sums import CodeSums
 
 ONE = np.uint32(0x3F800000)
@@ -51,12 +50,11 @@ class Reduction(NamedTuple):
 
 
 ZERO = np.uint32(0)
-_multiply = jax.jit(multiply_f32)
 REDUCTIONS = {
     "sum": Reduction(ZERO, SIGN, add_f32, add_f32),
     "sum by device": Reduction(ZERO, SIGN, add_by_device, add_by_device),
     "squares": Reduction(ZERO, ZERO, lambda total, x: fma_f32(x, x, total), add_f32),
-    "product": Reduction(ONE, ONE, _multiply, _multiply),
+    "product": Reduction(ONE, ONE, multiply_codes, multiply_codes),
     "largest": Reduction(SIGN | INFINITY, SIGN | INFINITY, _largest, _largest),
 }
 
