@@ -38,11 +38,10 @@ from tcemu.kernels.ptx.simt.device_memory import (
     LOCAL_ROOM,
     OFFSET_MASK,
     PARAM_ROOM,
-    RANK_MASK,
-    RANK_SHIFT,
     ROOM_BITS,
     SHARED_OFFSET_MASK,
     SHARED_ROOM,
+    locate_shared,
 )
 from tcemu.kernels.ptx.simt.memory_access import STRONG, atomic_extent, parse_access, plain_space
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT
@@ -227,14 +226,10 @@ class AccessTracker:
         found = []
         is_shared = np.full(room.shape, True) if space.startswith("shared") else room == SHARED_ROOM
         if self.shared is not None and is_shared.any() and space not in ("global", "const"):
-            offset = (address & np.uint64(SHARED_OFFSET_MASK)).astype(np.int64)
-            own = who.rows
-            if self.cluster > 1:
-                rank = (address >> np.uint64(RANK_SHIFT)).astype(np.int64) & RANK_MASK
-                own = own - own % self.cluster + np.minimum(rank, self.cluster - 1)
+            own, offset = locate_shared(address, who.rows, self.cluster)
             good = is_shared & (offset + size <= self.shared_bytes)
             found.append(_select(self.shared, who, own * self.shared_bytes + offset, good))
-        is_global = ~is_shared & ~np.isin(room, (LOCAL_ROOM, PARAM_ROOM, CONST_ROOM)) if not space.startswith("shared") else ~is_shared
+        is_global = ~is_shared & ~np.isin(room, (LOCAL_ROOM, PARAM_ROOM, CONST_ROOM))
         if self.memory is not None and is_global.any():
             known = np.where(room < len(self.room_starts), room, 0)
             offset = (address & np.uint64(OFFSET_MASK)).astype(np.int64)
@@ -426,11 +421,11 @@ class AccessTracker:
         name, count = op.name, next((int(part[1:]) for part in line.statement.qualifiers if part in ("x1", "x2", "x4")), 1)
         lanes = min((16 if "m16n16" in line.statement.qualifiers else 8) * count, LANES)
         address = next(operand for operand in line.statement.operands if isinstance(operand, Address))
+        space = "shared" if any(part.startswith("shared") for part in line.statement.qualifiers) else ""
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             mask = executing & (np.arange(executing.shape[1]) % LANES < lanes)
             place = event.operand_value(address, "b64")
-            space = "shared" if any(part.startswith("shared") for part in line.statement.qualifiers) else ""
             if name == "ldmatrix":
                 self._read(event, space, place, mask, UNIT_BYTES, False)
             else:
@@ -523,18 +518,10 @@ class AccessTracker:
 
     # ---- mbarriers
 
-    def _places(self, address: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of the blocks to which addresses of shared memory belong, and the offsets there."""
-        own = rows
-        if self.cluster > 1:
-            rank = (address >> np.uint64(RANK_SHIFT)).astype(np.int64) & RANK_MASK
-            own = rows - rows % self.cluster + np.minimum(rank, self.cluster - 1)
-        return own, (address & np.uint64(SHARED_OFFSET_MASK)).astype(np.int64)
-
     def _mbarrier_users(self, place: np.ndarray, executing: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
         """Return the row and offset of each mbarrier, and the row and numbers of the threads of a block that use it."""
         rows, threads = np.nonzero(executing)
-        own, offsets = self._places(place[rows, threads].astype(np.uint64), rows)
+        own, offsets = locate_shared(place[rows, threads], rows, self.cluster)
         key = (own * (SHARED_OFFSET_MASK + 1) + offsets) * self.blocks + rows
         order = np.argsort(key, kind="stable")
         starts = np.flatnonzero(np.diff(key[order], prepend=-1))
@@ -542,12 +529,6 @@ class AccessTracker:
             (int(own[part[0]]), int(offsets[part[0]]), int(rows[part[0]]), threads[part])
             for part in (order[i:j] for i, j in zip(starts, [*starts[1:], len(order)], strict=True))
         ]
-
-    def _phases(self, event: ExecutedStatement, row: int, offset: int) -> Phases:
-        found = self.mbarriers.get((row, offset))
-        if found is None:
-            found = self.mbarriers[row, offset] = Phases(self.clocks)
-        return found
 
     def _see_parity(self, event: ExecutedStatement, row: int, offset: int) -> None:
         shared, word = event.chunk["shared"], (offset + PHASE_SHIFT // 8) // 4
@@ -557,7 +538,9 @@ class AccessTracker:
 
     def _use_mbarrier(self, event: ExecutedStatement, row: int, offset: int, user: int, threads: np.ndarray) -> Phases:
         """Return an mbarrier, after a check that its initialisation is ordered before the use by threads of a block."""
-        phases = self._phases(event, row, offset)
+        phases = self.mbarriers.get((row, offset))
+        if phases is None:
+            phases = self.mbarriers[row, offset] = Phases(self.clocks)
         if phases.init:
             rows = np.full(len(threads), user)
             wrong = self._unordered(np.full(len(threads), phases.init), rows, threads, KNOWN, False)

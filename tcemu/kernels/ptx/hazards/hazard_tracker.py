@@ -34,6 +34,7 @@ from tcemu.kernels.ptx.simt.device_memory import (
     ROOM_BITS,
     SHARED_OFFSET_MASK,
     SHARED_ROOM,
+    locate_shared,
 )
 from tcemu.kernels.ptx.tensor.statement_forms import bind_operands
 from tcemu.kernels.ptx.text.module import Address, Integer, Operand, Register, Vector
@@ -373,8 +374,8 @@ class HazardTracker(AccessTracker):
         at = np.uint64(event.operand_value(barrier, "b64")[row, thread])
         first = row - row % self.cluster
         who, threads = self._one(row, thread), np.array([thread])
-        owner, offset = (int(each[0]) for each in self._places(np.array([address]), who.rows))
-        place, start = (int(each[0]) for each in self._places(np.array([at]), who.rows))
+        owner, offset = (int(each[0]) for each in locate_shared(np.array([address]), who.rows, self.cluster))
+        place, start = (int(each[0]) for each in locate_shared(np.array([at]), who.rows, self.cluster))
         targets = [(owner, place)]
         if ranks is not None:
             targets = [(first + rank, first + rank) for rank in range(self.cluster) if ranks >> rank & 1]
@@ -426,7 +427,7 @@ class HazardTracker(AccessTracker):
         self.bulk_issued[row, warp] += 1
         number = int(self.bulk_issued[row, warp])
         self.bulk_pending.setdefault((row, thread), [[]])[-1].append(number)
-        owner, offset = (int(each[0]) for each in self._places(np.array([source]), who.rows))
+        owner, offset = (int(each[0]) for each in locate_shared(np.array([source]), who.rows, self.cluster))
         units = offset + UNIT_BYTES * np.arange(size // UNIT_BYTES)
         cells = self.check_async_read(event, row, [np.array([thread])], owner, units, "the copy")
         if self.shared is not None:
@@ -486,7 +487,7 @@ class HazardTracker(AccessTracker):
                 if line.statement.name == "st":
                     self._load_bulk(event, row, thread, at, size, barrier, None, None)
                     continue
-                own, offsets = self._places(np.array([barriers[row, thread]]).astype(np.uint64), np.array([row]))
+                own, offsets = locate_shared(np.array([barriers[row, thread]]), np.array([row]), self.cluster)
                 self._use_mbarrier(event, int(own[0]), int(offsets[0]), row, np.array([thread]))
                 self._touched_mbarriers.add((int(own[0]), int(offsets[0])))
 

@@ -10,6 +10,7 @@ from tcemu.engine.isa.legality import check
 from tcemu.engine.isa.statement_table import require_form
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.kernels.ptx.instruction_interface import Context, Operation, Prepare, Step
+from tcemu.kernels.ptx.linker.control_flow import BARRIER_COUNT
 from tcemu.kernels.ptx.operand_classes import check_operand_lists, check_operands, check_operation, parse_classes
 from tcemu.kernels.ptx.scalar import scalar_table as scalars
 from tcemu.kernels.ptx.scalar import video_instructions
@@ -27,7 +28,6 @@ ENDINGS: dict[str, tuple[str, ...]] = {"ret": ("",), "exit": ("",), "trap": ("",
 BRANCHES = ("bra", "brx", "call")
 APPROXIMATE = frozenset({"approx", "full"})  # qualifiers of functions whose bits are each target's own
 BARRIER = "u32"  # number of a barrier, or of its threads
-BARRIERS = 16  # of a block
 CLUSTER_BARRIERS = ("barrier.cluster.arrive", "barrier.cluster.wait")
 
 
@@ -88,8 +88,8 @@ def _check_barrier(statement: Statement, parts: tuple[str, ...], context: Contex
         lists = (f"{BARRIER} {BARRIER}",) if "arrive" in parts else (BARRIER, f"{BARRIER} {BARRIER}")
     check_operand_lists(statement, context, *lists)
     number = statement.operands[1 if "red" in parts else 0]
-    if isinstance(number, Integer) and not 0 <= number.value < BARRIERS:
-        raise Unsupported(f"the barrier's number is {number}; expected 0 to {BARRIERS - 1}. PTX ISA 9.7.13.1")
+    if isinstance(number, Integer) and not 0 <= number.value < BARRIER_COUNT:
+        raise Unsupported(f"the barrier's number is {number}; expected 0 to {BARRIER_COUNT - 1}. PTX ISA 9.7.13.1")
 
 
 def _check_branch(statement: Statement, context: Context) -> None:

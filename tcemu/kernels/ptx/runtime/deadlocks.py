@@ -22,7 +22,7 @@ from tcemu.kernels.ptx.instruction_interface import Operation
 from tcemu.kernels.ptx.linker.compiled_statements import CARRY
 from tcemu.kernels.ptx.linker.linked_kernel import LinkedBlock, LinkedStatement
 from tcemu.kernels.ptx.simt.chunk import NameTable
-from tcemu.kernels.ptx.simt.device_memory import RANK_MASK, RANK_SHIFT, SHARED_OFFSET_MASK
+from tcemu.kernels.ptx.simt.device_memory import locate_shared
 from tcemu.kernels.ptx.simt.special_registers import TIMERS
 from tcemu.kernels.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY
 from tcemu.kernels.ptx.tensor.cluster_launch_control import LAUNCH_KEY
@@ -250,12 +250,8 @@ def _describe_mbarrier(schedule: Schedule, linked: LinkedStatement, threads: np.
     statement, names = linked.executed_statement, linked.names
     address, phase = statement.operands[1:3]
     assert isinstance(address, Address)
-    wide = _address(schedule, address, names)
-    offsets = wide & np.uint64(SHARED_OFFSET_MASK)
     size = schedule.barriers.cluster_size
-    rank = (wide >> np.uint64(RANK_SHIFT) & np.uint64(RANK_MASK)).astype(np.int64)
-    rows = np.arange(schedule.shape[0])[:, None]
-    rows = np.broadcast_to(rows - rows % size + rank % size if size > 1 else rows, schedule.shape)
+    rows, offsets = locate_shared(_address(schedule, address, names), np.arange(schedule.shape[0])[:, None], size)
     shared = np.asarray(schedule.chunk["shared"]).view(np.uint64)
     parity = "parity" in statement.qualifiers
     requested = schedule.read_operand(phase, "u32" if parity else "u64", names).astype(np.uint64)

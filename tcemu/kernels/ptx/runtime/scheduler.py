@@ -169,9 +169,7 @@ class Schedule:
             least = keys.min()
         if polling:
             return min(polling, key=lambda each: self.last_run[each[0]])
-        if self.exited.all():
-            return -1, self.exited
-        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self.describe_threads()}{self.absent_blocks()}")
+        return self._end_run()
 
     def _draw_block(self, chooser: np.random.Generator) -> tuple[int, np.ndarray]:
         """Return a basic block and threads that may run it next, drawn at random; -1 when all threads have exited.
@@ -194,6 +192,10 @@ class Schedule:
                 ready = self._ready_threads(self.kernel.blocks[number], drawn) if drawn.any() else None
                 if ready is not None:
                     return int(number), ready
+        return self._end_run()
+
+    def _end_run(self) -> tuple[int, np.ndarray]:
+        """Return -1 and all threads if they have exited. Raises UndefinedBehaviour for a deadlock."""
         if self.exited.all():
             return -1, self.exited
         raise UndefinedBehaviour(f"deadlock: no thread can go on; {self.describe_threads()}{self.absent_blocks()}")

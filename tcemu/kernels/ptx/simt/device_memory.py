@@ -74,6 +74,22 @@ def replace_rank(address: Array, rank: Array) -> Array:
     return others | (rank.astype(address.dtype) & address.dtype.type(RANK_MASK)) << address.dtype.type(RANK_SHIFT)
 
 
+def locate_shared(address: np.ndarray, rows: np.ndarray, cluster: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the blocks to which addresses of shared memory belong, and the offsets there, on the host.
+
+    Args:
+        address: uint64, generic or not.
+        rows: Rows in the chunk of the blocks that use them, int; they broadcast to the addresses.
+        cluster: Blocks of a cluster. A rank beyond it counts as its last one.
+    """
+    address = address.astype(np.uint64)
+    offset = (address & np.uint64(SHARED_OFFSET_MASK)).astype(np.int64)
+    if cluster == 1:
+        return np.broadcast_to(rows, address.shape), offset
+    rank = (address >> np.uint64(RANK_SHIFT)).astype(np.int64) & RANK_MASK
+    return rows - rows % cluster + np.minimum(rank, cluster - 1), offset
+
+
 # ---- gather and scatter: `words` is flat, indices are [blocks, threads]
 
 

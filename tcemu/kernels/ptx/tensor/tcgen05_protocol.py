@@ -43,7 +43,7 @@ from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER, ending_kind
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
 from tcemu.kernels.ptx.simt.chunk import Chunk
-from tcemu.kernels.ptx.simt.device_memory import RANK_MASK, RANK_SHIFT, ROOM_BITS, SHARED_OFFSET_MASK, SHARED_ROOM
+from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, SHARED_ROOM, locate_shared
 from tcemu.kernels.ptx.simt.tensor_memory_state import PIECE
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT
 from tcemu.kernels.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
@@ -275,10 +275,7 @@ class Tcgen05Protocol:
 
     def _places(self, address: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of the blocks whose shared memory addresses name, and the offsets there."""
-        address = address.astype(np.int64)
-        own = np.arange(self.blocks)[:, None]
-        rank = (address >> RANK_SHIFT & RANK_MASK) if self.cluster > 1 else own % self.cluster
-        return np.broadcast_to(own - own % self.cluster + np.minimum(rank, self.cluster - 1), address.shape), address & SHARED_OFFSET_MASK
+        return locate_shared(address, np.arange(self.blocks)[:, None], self.cluster)
 
     def _stream(self, row: int, warp: int, kind: int) -> int:
         return (row % self.cluster * self.warps + warp) * 3 + kind
