@@ -96,7 +96,7 @@ def require_evidence(op: str | Instruction, target: str, least: str) -> None:
             `tcemu.engine.architectures.evidence.LEVELS`.
 
     Raises:
-        NotModelled: The evidence is less, or there is none.
+        NotModelled: The evidence is of a lower level, or no arithmetic is known.
         Unsupported: PTX does not give `op` to `target`.
         ValueError: There is no such level.
     """

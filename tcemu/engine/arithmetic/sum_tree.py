@@ -125,7 +125,7 @@ class Turn(NamedTuple):
 
 
 class Addition(ABC):
-    """How two sums are added: all that a join of sums needs. The methods that are not abstract are those of NumPy's arrays."""
+    """The addition of two sums: all that a join needs. The methods that are not abstract are those of NumPy's arrays."""
 
     @abstractmethod
     def add(self, x: Any, y: Any) -> Any:

@@ -23,7 +23,7 @@ class StatementLaunch(NamedTuple):
 
 
 class RegisterForms(NamedTuple):
-    """How a family's operands lie in registers, for backends that take registers. Static under `jit`."""
+    """The places of a family's operands in registers, for backends that take registers. Static under `jit`."""
 
     places: Callable[[Any, bool, Any], WarpOperands]  # (op, clamped_metadata, operands) -> the places of the elements
     words: Callable[[Any, Any], KernelRegisters]  # (op, operands) -> the registers

@@ -1,4 +1,4 @@
-"""The registers of mma and wgmma as kernels take them, which are told of the fragments of `tcemu.layouts`."""
+"""The registers of mma and wgmma for kernels, with the fragments of `tcemu.layouts` as tables of places."""
 
 import jax.numpy as jnp
 from jax import Array

@@ -21,7 +21,7 @@ from tcemu.engine.isa.families import MatrixMultiply
 
 
 class Family(NamedTuple):
-    """How the operands of a family become matrices and registers. Static under `jit`; `operands` are the family's own."""
+    """The functions that bring a family's own operands into matrices and registers. Static under `jit`."""
 
     by_matrices: Callable[[Any, bool, Model, Any], Array]  # (op, clamped_metadata, model, operands) -> registers of D
     forms: RegisterForms | None = None  # None: no kernel takes the family's fragments
@@ -34,7 +34,7 @@ def compute_registers(
 
     Args:
         arithmetic: The instruction, and its model on a target.
-        family: How its operands become matrices and registers.
+        family: The functions that bring its operands into matrices and registers.
         operands: The family's bound operands, a pytree.
         statement: Makes the operands of the PTX statement; raises Unsupported where it cannot.
         op: The instruction whose compiled emulation serves this one too; None: itself.

@@ -137,7 +137,7 @@ def find_forms(opcode: str) -> tuple[StatementForm, ...]:
 
 
 def require_form(opcode: str) -> StatementForm:
-    """Return the first form of an opcode. Raises Unsupported, with the forms of its name, if there is none."""
+    """Return the first form of an opcode. Raises Unsupported, with the forms of its name, if it has no form."""
     forms = find_forms(opcode)
     if not forms:
         raise Unsupported(describe_forms(opcode))

@@ -51,7 +51,7 @@ def parse_target_name(name: str) -> TargetName:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a target has. Code asks for these capabilities, never for a name.
+    """A target and its capabilities. Code asks for them, never for a name.
 
     The instructions of a target are rows of `tcemu.engine.isa.syntax_table` and `tcemu.engine.isa.statement_table`, its arithmetic is in
     `tcemu.engine.architectures`.

@@ -44,7 +44,7 @@ SECTION = "PTX ISA 9.4"
 
 
 class OperandClass(NamedTuple):
-    """What may stand at a position."""
+    """The operands that a position takes."""
 
     role: str  # "value", "register", "destination", "constant", "address", "tensor" (an address with coordinates)
     kind: str = ""  # type of the value

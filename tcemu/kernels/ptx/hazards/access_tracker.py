@@ -83,7 +83,7 @@ class Runs(NamedTuple):
 
 
 class Phases:
-    """What the threads that arrive at an mbarrier pass on, in its open phase and in those that are complete."""
+    """The clocks that threads pass on when they arrive at an mbarrier, of its open phase and of those that are complete."""
 
     def __init__(self, clocks: Clocks, init: int = 0, count: int = 0) -> None:
         self.open, self.complete = clocks.nothing(), clocks.nothing()

@@ -25,7 +25,7 @@ MAX_PHASE_COLUMNS = 256  # mbarriers of a group of blocks whose copies are follo
 
 
 class Column(IntEnum):
-    """What a column stands for; each warp of the group has one of each that the kernel uses."""
+    """The meaning of a column; each warp of the group has one of each that the kernel uses."""
 
     ACCESS = 0  # the warp's own accesses
     COPY = 1  # its cp.async

@@ -350,7 +350,7 @@ class HazardTracker(AccessTracker):
             self._forbid(event, Hazard.STAGE_ALIGNMENT, row, thread, offset, period)
 
     def _map_words(self, event: ExecutedStatement, row: int, address: int) -> bytes | None:
-        """Return the words of a tensor map at a generic address; None if there is none."""
+        """Return the words of a tensor map at a generic address; None where no map lies."""
         room, offset = address >> ROOM_BITS, address & OFFSET_MASK
         if room == PARAM_ROOM:
             data = np.asarray(event.chunk["parameters"])[row]

@@ -1,7 +1,7 @@
-"""What checked mode promises: each fault, and whether it is found always, if it changes this run, or not looked for.
+"""The promises of checked mode: each fault, and whether it is found always, only if it changes this run, or not at all.
 
-A fault that is found always is found by what orders accesses, whatever the run computes. The tests have a kernel with the fault and a right
-twin for every row that promises something (`tests/support/hazard_kernels.py` and the tests that a row names).
+A fault that is found always is found by the order of accesses, whatever the run computes. The tests have a kernel with the fault and
+a right twin for every row that promises something (`tests/support/hazard_kernels.py` and the tests that a row names).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _combiner(operation: str, kind: str, space: str, context: Context) -> Callab
 
 
 class AtomicExtent(NamedTuple):
-    """What an `atom` or a `red` accesses."""
+    """The memory that an `atom` or a `red` accesses."""
 
     space: str
     address: Address
@@ -191,7 +191,7 @@ class AtomicExtent(NamedTuple):
 
 
 def atomic_extent(statement: Statement, context: Context) -> AtomicExtent:
-    """Return what an `atom` or a `red` accesses. Raises Unsupported."""
+    """Return the memory that an `atom` or a `red` accesses. Raises Unsupported."""
     choices = require_form(statement.opcode).choices
     if choices["type"] == "b128":
         address = statement.operands[1]
