@@ -21,13 +21,20 @@ QUICK = (
     "f16 in steps of 16 by 25", "e4m3 in steps of 32 by 13", "f16 in steps of 16 by 25 to f16", "bf16 in steps of 16 by 25",
     "e4m3 in steps of 32 by 25, ue8m0 scales of 32", "e2m1 in steps of 64 by 35, ue4m3 scales of 16", "e5m2 as f16 in steps of 16 by 25",
     "f16 in steps of 16 by 25, C f32, D f16", "tf32 in steps of 8 by 25", "e5m2 in steps of 32 by 25, ue8m0 scales of 32",
+    "e2m3 in steps of 32 by 25, ue8m0 scales of 32",
 )  # fmt: skip
-# arithmetic, rounding, alignment and bits of the result
-ROUNDINGS = (
-    (QUICK[0], "RN", "RZ", 6), (QUICK[3], "RM", "RN", None), (QUICK[3], "RP", "RM", 6), (QUICK[0], "RZ", "RP", None),
-    (QUICK[3], "RN", "RZ", None),
-)  # fmt: skip
-ROUNDED = tuple(", ".join(map(str, numbers)) for numbers in ROUNDINGS)
+# arithmetics that no instruction has: one of these, what its model has instead, and the format of A and B
+WHAT_IFS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
+    (QUICK[0], {"rounding": "RN", "alignment": "RZ", "result_bits": 6}, None),
+    (QUICK[3], {"rounding": "RM", "alignment": "RN"}, None),
+    (QUICK[3], {"rounding": "RP", "alignment": "RM", "result_bits": 6}, None),
+    (QUICK[0], {"rounding": "RZ", "alignment": "RP"}, None),
+    (QUICK[3], {"rounding": "RN", "alignment": "RZ"}, None),
+    (QUICK[9], {"rounding": "RN"}, None),
+    (QUICK[0], {"fraction_bits": 40}, None),
+    (QUICK[1], {}, "e4m3fnuz"),
+)
+OTHERS = tuple(f"{base} {changes} {fmt or ''}" for base, changes, fmt in WHAT_IFS)
 KINDS = (("tight", "special", "spread", "tile", "guards", "few", "warp"), ("small",))
 LLVM = ("llvm",)
 CUDA = ("cuda integer on a CPU", "cuda tile on a CPU", "cuda warp on a CPU")
@@ -61,11 +68,13 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
     from support.lattice_paths import PATHS, build
     from support.llvm_products import Arithmetic, arithmetics
     from support.step_lattice import LatticeBuilder, expected
+    from tcemu.engine.formats.number_formats import FORMATS
 
     every = dict(arithmetics())
-    for name, (base, rounding, alignment, kept) in zip(ROUNDED, ROUNDINGS, strict=True):
+    for name, (base, changes, fmt) in zip(OTHERS, WHAT_IFS, strict=True):
         model, spec, block = arithmetics()[base]
-        every[name] = Arithmetic(model.replace(rounding=rounding, alignment=alignment, result_bits=kept), spec, block)
+        spec = spec if fmt is None else spec._replace(a=FORMATS[fmt], b=FORMATS[fmt])
+        every[name] = Arithmetic(model.replace(**changes), spec, block)
     found = []
     for name in names:
         arithmetic = every[name]
@@ -85,9 +94,9 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
 
 def small_lattices() -> list[LatticeCase]:
     """Small lattices by the kernels for CPUs and by JAX. For a process of its own."""
-    by_jax = {"portable": (QUICK[0], ROUNDED[0]), "portable, bounded": (QUICK[1], QUICK[4])}  # XLA takes seconds to compile each
+    by_jax = {"portable": (QUICK[0], OTHERS[0]), "portable, bounded": (QUICK[1], QUICK[4])}  # XLA takes seconds to compile each
     jax_cases = [case for path, names in by_jax.items() for case in lattice_cases((path,), names)]
-    return lattice_cases(LLVM, QUICK + ROUNDED) + [case for case in jax_cases if "small" not in case.name]
+    return lattice_cases(LLVM, QUICK + OTHERS) + [case for case in jax_cases if "small" not in case.name]
 
 
 def few_lattices() -> list[LatticeCase]:

@@ -142,6 +142,18 @@ def test_promoted_sums_are_kernels_and_have_the_bits_of_a_scan():
 
 @pytest.mark.gpu
 @here
+@pytest.mark.parametrize("shapes", [((3, 64, 256), (256, 128)), ((64, 256), (3, 256, 128)), ((3, 64, 256), (3, 256, 128))], ids=str)
+def test_promoted_sums_of_batches(shapes):
+    recipe = tcemu.get_recipe("deepseek", backward="exact")
+    with jax.default_device(gpus()[0]):
+        a, b = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes))
+        got = jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=recipe))(a, b)
+        with tcemu.execution("portable"):
+            assert (got == tcemu.matmul(a, b, recipe=recipe)).all()
+
+
+@pytest.mark.gpu
+@here
 @pytest.mark.parametrize("raw", (False, True))
 @pytest.mark.parametrize("case", warp_cases.KINDS, ids=" on ".join)
 def test_registers_out_are_those_of_the_portable_backend(monkeypatch, case, raw):
