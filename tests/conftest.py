@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ from support.sampling import in_share
 
 from tcemu.base import compilation
 from tcemu.base.execution import execution
+from tcemu.base.jax_internals import reset_compilation_cache
 
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
@@ -64,10 +66,20 @@ def pytest_configure(config):
     config.option.loadscopereorder = False  # pytest-xdist would take the file with the most tests first; a better order is below
     if jax.config.jax_compilation_cache_dir is None and not compilation._has_cuda():
         folder = tempfile.mkdtemp(prefix="tcemu-tests-")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        for name, value in ({"jax_compilation_cache_dir": folder} | PROGRAMS).items():
+        settings = {"jax_compilation_cache_dir": folder} | PROGRAMS
+        config.add_cleanup(partial(_delete_programs, folder, {name: getattr(jax.config, name) for name in settings}))
+        for name, value in settings.items():
             os.environ[name.upper()] = str(value)
             jax.config.update(name, value)
+
+
+def _delete_programs(folder: str, before: dict):
+    """Delete the folder, and restore JAX's settings: a process may run tests again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, value in before.items():
+        os.environ.pop(name.upper(), None)
+        jax.config.update(name, value)
+    reset_compilation_cache()
 
 
 @pytest.hookimpl(trylast=True)

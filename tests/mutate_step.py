@@ -163,7 +163,9 @@ def examine(
             _show(mutant, finding, table)
 
     cases = recorded_cases(lattices, files, workers) if any(mutant.name not in known for mutant in mutants) else []
+    passing: set[tuple[str, ...]] = set()
     by_subject = next((TESTS[name] for name in ("loops", "cuda") if files == SUBJECTS[name]), ())
+    tests_of = lambda mutant: by_subject or TESTS[Path(mutant.path).stem]
     for by_import in (True, False):
         chosen = [mutant for mutant in mutants if mutant.is_executed_by_import == by_import]
         if not by_import:
@@ -173,8 +175,19 @@ def examine(
         run(rest, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
         survivors = [mutant for mutant in chosen if not found[mutant.name].by]
         if with_tests:
-            run(survivors, lambda mutant, _: map(mutant_detectors.by_tests, by_subject or TESTS[Path(mutant.path).stem]), SECONDS)
+            require_passing_tests({tests_of(mutant) for mutant in survivors} - passing, workers)
+            passing |= {tests_of(mutant) for mutant in survivors}
+            run(survivors, lambda mutant, _: map(mutant_detectors.by_tests, tests_of(mutant)), SECONDS)
     return [(mutant, found[mutant.name]) for mutant in mutants]
+
+
+def require_passing_tests(lists: set[tuple[str, ...]], workers: int) -> None:
+    """Run each list of test files in a process without a fault. Raises RuntimeError if one fails: it would find every mutant."""
+    chosen = sorted(lists)
+    runs = [lambda names=names: [seen for name in names if (seen := mutant_detectors.by_tests(name).run())] for names in chosen]
+    for names, result in zip(chosen, run_children(runs, workers, SECONDS), strict=True):
+        if isinstance(result, str) or result[0]:
+            raise RuntimeError(f"without a fault: {', '.join(names)}: {result if isinstance(result, str) else result[0]}")
 
 
 def _read_table(table: Path | None) -> dict[str, Finding]:

@@ -83,13 +83,13 @@ class Path(NamedTuple):
 
 
 PATHS = {
-    "llvm": Path(multiply_by_kernel, ("spread", "tight", "special", "small")),
+    "llvm": Path(multiply_by_kernel, ("spread", "tight", "special", "small", "lone")),
     "llvm by columns": Path(partial(multiply_by_kernel, by_columns=True), ("tight",)),
     "llvm without AVX-512": Path(lambda *v: multiply_by_kernel(*v, target=older_target()), ("spread", "tight", "special", "small")),
     "portable": Path(multiply_portably, ("spread", "special", "small")),
     "portable, bounded": Path(bounded_portably, ("tight",)),
-    "cuda": Path(by_gpu_kernel, ("spread", "tight", "special", "small")),
-    "cuda tile on a CPU": Path(partial(by_gpu_text, "tile"), ("tile", "guards")),
+    "cuda": Path(by_gpu_kernel, ("spread", "tight", "special", "small", "lone")),
+    "cuda tile on a CPU": Path(partial(by_gpu_text, "tile"), ("tile", "guards", "lone")),
     "cuda integer on a CPU": Path(partial(by_gpu_text, "integer"), ("few",)),
     "cuda warp on a CPU": Path(partial(by_gpu_text, "warp"), ("warp",)),
 }
@@ -103,12 +103,14 @@ TIGHT = {  # repeats, entries, M, N
 
 
 def build(arithmetic: Arithmetic, kind: str, repeats: int = 1) -> Lattice:
-    """The lattice of a kind: "spread", "special", or one of `TIGHT`."""
+    """The lattice of a kind: "spread", "special", "lone", or one of `TIGHT`."""
     builder = LatticeBuilder(arithmetic, seed=repeats, instructions=1 if kind in ("small", "warp") else 2)
     if kind == "spread":
         return builder.spread(repeats, 64, 300)
     if kind == "special":
         return builder.special(6 * repeats)
+    if kind == "lone":
+        return builder.lone(12 * repeats)
     times, *sizes = TIGHT[kind]
     return builder.tight(times * repeats, *sizes, bounds=_tile_bounds(arithmetic, builder.k) if kind == "guards" else None)
 

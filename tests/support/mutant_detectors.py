@@ -35,7 +35,7 @@ WHAT_IFS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     (QUICK[1], {}, "e4m3fnuz"),
 )
 OTHERS = tuple(f"{base} {changes} {fmt or ''}" for base, changes, fmt in WHAT_IFS)
-KINDS = (("tight", "special", "spread", "tile", "guards", "few", "warp"), ("small",))
+KINDS = (("tight", "special", "spread", "tile", "guards", "lone", "few", "warp"), ("small",))
 LLVM = ("llvm",)
 CUDA = ("cuda integer on a CPU", "cuda tile on a CPU", "cuda warp on a CPU")
 CUDA_NAMES = (QUICK[0], QUICK[1], QUICK[4], QUICK[5], "f16 in steps of 16 by 25 to f16")
@@ -81,7 +81,7 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
         builder = LatticeBuilder(arithmetic, seed=1)
         words: dict[str, Words] = {}
         for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=(KINDS[0] + KINDS[1]).index):
-            sizes = {"tight": (2,), "special": (2,), "spread": (1, 24, 80)}
+            sizes = {"tight": (2,), "special": (2,), "spread": (1, 24, 80), "lone": (4,)}
             lattice = getattr(builder, kind)(*sizes[kind]) if kind in sizes else build(arithmetic, kind)
             words[kind] = Words(lattice.operands, expected(arithmetic, lattice))
         for path in paths:
@@ -218,8 +218,9 @@ class _FirstFailure:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and not self.seen:
-            message = str(report.longrepr).strip().splitlines()
-            self.seen = f"{report.nodeid}: {message[-1] if message else ''}"[:300]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            print(report.longrepr, file=sys.stderr)  # for MUTANTS_VERBOSE=1
+            self.seen = f"{report.nodeid}: {' '.join(str(crash.message if crash else report.longrepr).split())}"[:300]
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed and not self.seen:

@@ -185,6 +185,38 @@ class LatticeBuilder:
         a, b, c, *scales = changed
         return Lattice(a, b, c, (scales[0], scales[1]) if scales else None)
 
+    def lone(self, entries: int = 12, m: int = 32, n: int = 32) -> Lattice:
+        """Each matrix has one element of D whose products all lie far below what its row and its column have elsewhere.
+
+        In a step, all rows and columns have two large factors; of the lone element's row one of them is small, and of its column the other.
+        A guard that looks at rows, columns or some elements does not see it.
+        """
+        spec, rng, parts = self.spec, self.rng, []
+        names, sizes = (str(spec.a), str(spec.b)), (m, n)
+        every_c = np.array(exponents_of(str(spec.c)))
+        for entry in range(entries):
+            step = self.steps[rng.integers(len(self.steps))]
+            places = rng.choice(step, 2, replace=False)
+            # lanes of a warp hold rows 8 apart and neighbouring columns: all four kinds
+            lines = rng.integers(m // 16) * 16 + rng.integers(8) + 8 * (entry % 2), rng.integers(n // 2) * 2 + entry // 2 % 2
+            factors = []
+            for name, size, line, place in zip(names, sizes, lines, places, strict=True):
+                every = np.array(exponents_of(name))
+                large = np.full((1, size), every[rng.integers(len(every) * 2 // 3, len(every))])
+                codes = np.zeros((1, self.k, size), np.int64)
+                for at, letter in zip(places, "xX", strict=True):
+                    codes[:, at] = self.side(name, large)[letter]
+                small = every[rng.integers(1, max(len(every) // 4, 2))]
+                codes[0, place, line] = self.side(name, np.array([small]))["x"][0]
+                factors.append(codes)
+            c = self.accumulators(np.where(rng.random((1, m, n)) < 0.5, 0, rng.choice(every_c, (1, m, n))))
+            operands = np.moveaxis(factors[0], 1, 2).astype(spec.a.dtype), factors[1].astype(spec.b.dtype), c.astype(spec.c.dtype)
+            if spec.scale is not None:
+                one, count = FORMATS[str(spec.scale)].bias << FORMATS[str(spec.scale)].fraction, self.k // self.arithmetic.block
+                operands += tuple(np.full(shape, one, spec.scale.dtype) for shape in ((1, m, count), (1, count, n)))
+            parts.append(operands)
+        return _join(parts)
+
     def _bases(self, count: int, entries: int) -> Codes:
         """Indices, often near an end."""
         near = self.rng.integers(0, min(4, count), entries)
