@@ -21,11 +21,11 @@ from mutate_step import all_mutants, known_equivalents  # noqa: E402
 AT_A_TIME, SECONDS = 7, 400.0
 TESTS = "tests/engine/backends/test_gpu.py"
 DETECTORS = {  # the fastest first
-    "lattice of groups": ["tests/compare_lattice.py", "--paths", "cuda", "--only", "e2m1 in steps of 64"],
-    "lattice of scales": ["tests/compare_lattice.py", "--paths", "cuda", "--only", "e4m3 in steps of 32 by 25, ue8m0"],
     "promoted sums": ["-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "gpu", TESTS, "-k", "promoted or scales or vmap"],
     "recorded words of mma.sp": ["tests/replay_golden.py", "mma_sp", "--execution", "emulated"],
     "registers": ["-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "gpu", TESTS, "-k", "registers or warpgroup"],
+    "lattice of groups": ["tests/compare_lattice.py", "--paths", "cuda", "--only", "e2m1 in steps of 64"],
+    "lattice of scales": ["tests/compare_lattice.py", "--paths", "cuda", "--only", "e4m3 in steps of 32 by 25, ue8m0"],
 }
 
 

@@ -32,13 +32,15 @@ WHAT_IFS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     (QUICK[3], {"rounding": "RN", "alignment": "RZ"}, None),
     (QUICK[9], {"rounding": "RN"}, None),
     (QUICK[0], {"fraction_bits": 40}, None),
+    (QUICK[0], {"terms": 6}, None),
     (QUICK[1], {}, "e4m3fnuz"),
+    (QUICK[1], {}, "e5m2fnuz"),
 )
 OTHERS = tuple(f"{base} {changes} {fmt or ''}" for base, changes, fmt in WHAT_IFS)
 KINDS = (("tight", "special", "spread", "tile", "guards", "lone", "few", "warp"), ("small",))
 LLVM = ("llvm",)
 CUDA = ("cuda integer on a CPU", "cuda tile on a CPU", "cuda warp on a CPU")
-CUDA_NAMES = (QUICK[0], QUICK[1], QUICK[4], QUICK[5], "f16 in steps of 16 by 25 to f16")
+CUDA_NAMES = (QUICK[0], QUICK[1], QUICK[3], QUICK[4], QUICK[5], "f16 in steps of 16 by 25 to f16")
 
 
 class Words(NamedTuple):
@@ -81,7 +83,7 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
         builder = LatticeBuilder(arithmetic, seed=1)
         words: dict[str, Words] = {}
         for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=(KINDS[0] + KINDS[1]).index):
-            sizes = {"tight": (2,), "special": (2,), "spread": (1, 24, 80), "lone": (4,)}
+            sizes = {"tight": (2,), "special": (2,), "spread": (1, 24, 80), "lone": (8,)}
             lattice = getattr(builder, kind)(*sizes[kind]) if kind in sizes else build(arithmetic, kind)
             words[kind] = Words(lattice.operands, expected(arithmetic, lattice))
         for path in paths:

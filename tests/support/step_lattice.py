@@ -189,7 +189,7 @@ class LatticeBuilder:
         """Each matrix has one element of D whose products all lie far below what its row and its column have elsewhere.
 
         In a step, all rows and columns have two large factors; of the lone element's row one of them is small, and of its column the other.
-        A guard that looks at rows, columns or some elements does not see it.
+        A guard that looks at rows, columns or some elements does not see it. C is zero or near 1, so that guards of accumulators pass.
         """
         spec, rng, parts = self.spec, self.rng, []
         names, sizes = (str(spec.a), str(spec.b)), (m, n)
@@ -202,14 +202,15 @@ class LatticeBuilder:
             factors = []
             for name, size, line, place in zip(names, sizes, lines, places, strict=True):
                 every = np.array(exponents_of(name))
-                large = np.full((1, size), every[rng.integers(len(every) * 2 // 3, len(every))])
+                large = np.full((1, size), every[len(every) // 2 + rng.integers(len(every) // 8 + 1)])
                 codes = np.zeros((1, self.k, size), np.int64)
                 for at, letter in zip(places, "xX", strict=True):
                     codes[:, at] = self.side(name, large)[letter]
                 small = every[rng.integers(1, max(len(every) // 4, 2))]
                 codes[0, place, line] = self.side(name, np.array([small]))["x"][0]
                 factors.append(codes)
-            c = self.accumulators(np.where(rng.random((1, m, n)) < 0.5, 0, rng.choice(every_c, (1, m, n))))
+            near_one = every_c[len(every_c) // 2 + rng.integers(-4, 5, (1, m, n))]
+            c = self.accumulators(near_one if entry // 4 % 2 else np.zeros_like(near_one))
             operands = np.moveaxis(factors[0], 1, 2).astype(spec.a.dtype), factors[1].astype(spec.b.dtype), c.astype(spec.c.dtype)
             if spec.scale is not None:
                 one, count = FORMATS[str(spec.scale)].bias << FORMATS[str(spec.scale)].fraction, self.k // self.arithmetic.block
