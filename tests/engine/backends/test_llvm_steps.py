@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.llvm_products import arithmetics, draw_operands, multiply_by_kernel, multiply_portably, older_target
+from support.llvm_products import Arithmetic, arithmetics, draw_operands, multiply_by_kernel, multiply_portably, older_target
 from support.sampling import sample_cases
 
 import tcemu
 from tcemu.base.stored_code import HOST_CALL_PREFIX
 from tcemu.engine.backends.llvm import xla_call
+from tcemu.formats import Format
 
 pytestmark = pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing() or "kernels can be called")
 
@@ -48,6 +49,15 @@ def test_a_million_outputs(name):
 def test_any_size(shape):
     operands = draw_operands(arithmetics()[NARROW], "mixed", 1, *shape)
     np.testing.assert_array_equal(multiply_by_kernel(arithmetics()[NARROW], operands), multiply_portably(arithmetics()[NARROW], operands))
+
+
+def test_a_zero_without_subnormals():
+    fmt = Format("flat", 8, 4, 3, 8, specials="fnuz", subnormals=False)
+    model, spec, block = arithmetics()[FLOATS]
+    arithmetic = Arithmetic(model, spec._replace(a=fmt, b=fmt), block)
+    for kind in ("bits", "numbers"):
+        operands = draw_operands(arithmetic, kind)
+        np.testing.assert_array_equal(multiply_by_kernel(arithmetic, operands), multiply_portably(arithmetic, operands))
 
 
 def test_public_functions_use_the_kernel():

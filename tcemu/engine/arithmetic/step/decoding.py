@@ -54,7 +54,7 @@ def decode(fmt: Format, code: V) -> Decoded[V]:
         special = unsigned == fmt.nan
     elif fmt.specials == "fnuz":
         special = (code & ((1 << fmt.bits) - 1)) == fmt.nan
-        zero = (code & ((1 << fmt.bits) - 1)) == 0
+        zero = zero & ~special
     return Decoded(unsigned, negative, exponent, special, infinite, zero)
 
 

@@ -76,8 +76,6 @@ class Side:
                 exponent = exponent + of_scale
                 word = x.zero.select(0, word + (of_scale << FRACTION))
                 special = scales == 0xFF if special is None else special | (scales == 0xFF)
-            elif self.format.specials == "fnuz":
-                word = x.zero.select(0, word)
             if form.adds_floats:
                 negative = codes.constant(0) if x.negative is None else x.negative
                 if self.is_row:
