@@ -1,4 +1,4 @@
-"""`tcemu replay`: find by probes how a library multiplies, show recipes, find where two of them diverge, and what a rate of differences means."""
+"""`tcemu replay`: find by probes how a library multiplies, show recipes, find where two diverge, and what rates of differences mean."""
 
 import argparse
 import importlib
@@ -253,7 +253,7 @@ def _run_attribute(args: argparse.Namespace) -> int:
         raise CommandError(f"--slices: got {args.slices[:40]!r}; expected integers with commas between, such as 2,3,4")
     try:
         found = attribute(
-            (args.m, args.n, args.k), args.dtype, out=args.out, law=args.law, gpus=args.gpu or GPUS, slices=[int(count) for count in counts],
+            (args.m, args.n, args.k), args.dtype, out=args.out, law=args.law, gpus=args.gpu or GPUS, slices=[*map(int, counts)],
             differing=_parse_reported("differing", args.differing), largest=_parse_reported("largest", args.largest),
             largest_relative=_parse_reported("largest-relative", args.largest_relative), relative_above=args.relative_above,
             atol=args.atol, rtol=args.rtol, draws=args.draws, slack=args.slack, seed=args.seed,

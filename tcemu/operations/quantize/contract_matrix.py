@@ -20,7 +20,9 @@ from tcemu.engine.formats.coding import decode
 from tcemu.engine.formats.number_formats import E2M1, F32, UE4M3, Format
 from tcemu.operations.quantize.contract_rows import CONTRACTS
 from tcemu.operations.quantize.contracts import QuantizerContract, quantize_blocks
+from tcemu.operations.quantize.two_level_scales import FourOverSixScale
 
+OPEN = "left open"
 SIGNS = np.array([-1, 1], np.float32)
 BLOCK = 16  # elements of a drawn block
 
@@ -42,6 +44,7 @@ REGIONS = {
     "infinite": Region("i", "Inf beside ordinary numbers"),
     "not a number": Region("n", "NaN beside ordinary numbers"),
 }
+SPECIAL = ("infinite", "not a number")  # regions that some libraries leave open
 EXPONENTS = {"ordinary": (-8, 100), "small": (-100, -8), "tiny": (-149, -100), "huge": (100, 128)}
 
 
@@ -149,7 +152,7 @@ class Divergence(NamedTuple):
 
     region: str
     differing: int  # blocks
-    compared: int
+    compared: int  # 0 where a library leaves the region open
     example: Counterexample | None
 
 
@@ -183,12 +186,12 @@ class ContractMatrix(Result):
     def table(self) -> Table:
         """Return one row for each pair and region in which they part, with a counterexample."""
         rows = [
-            (c.left, c.right, d.region, d.differing, d.compared, str(d.example))
+            (c.left, CONTRACTS[c.left].versions, c.right, CONTRACTS[c.right].versions, d.region, d.differing, d.compared, str(d.example))
             for c in self.comparisons
             for d in c.divergences
             if d.differing
         ]
-        columns = ("left", "right", "region", "differing", "compared", "counterexample")
+        columns = ("left", "left_version", "right", "right_version", "region", "differing", "compared", "counterexample")
         return Table("Pairs of contracts that part", columns, tuple(rows), {"blocks_per_region": self.blocks})
 
     def __str__(self) -> str:
@@ -197,11 +200,12 @@ class ContractMatrix(Result):
         found = {frozenset((c.left, c.right)): c for c in self.comparisons}
         for family in dict.fromkeys(CONTRACTS[name].family for name in self.names):
             names = [name for name in self.names if CONTRACTS[name].family == family]
-            heads = [family, *map(str, range(1, len(names)))]
+            heads = [family, "version", *map(str, range(1, len(names)))]
             rows = [
-                [f"{n} {name}", *(found[frozenset((name, other))].letters for other in names[: n - 1])] for n, name in enumerate(names, 1)
+                [f"{n} {name}", CONTRACTS[name].versions, *(found[frozenset((name, other))].letters for other in names[: n - 1])]
+                for n, name in enumerate(names, 1)
             ]
-            rows = [row + [""] * (len(names) - len(row)) for row in rows]
+            rows = [row + [""] * (len(heads) - len(row)) for row in rows]
             lines += [*table_lines(heads, rows, left=range(len(heads))), ""]
         legend = [f"{region.letter} {region.description}" for region in REGIONS.values()]
         return "\n".join(
@@ -239,7 +243,11 @@ def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: 
 
 def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int) -> ContractComparison:
     found = []
+    skipped = SPECIAL if any(CONTRACTS[name].open_specials for name in (a, b)) else ()
     for region in REGIONS:
+        if region in skipped:
+            found.append(Divergence(region, 0, 0, None))
+            continue
         one, other = left[region], right[region]
         wrong = (one.codes != other.codes) | (one.scales != other.scales)
         if one.tensor_scale is not None and other.tensor_scale is not None:
@@ -249,9 +257,30 @@ def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, Group
         if differing.size:
             codes, tensor = draw_blocks(region, CONTRACTS[a].element, blocks, seed)
             takes_tensor = any(CONTRACTS[name].takes_tensor_amax for name in (a, b))
-            example = _example(takes_tensor, codes, tensor, one, other, int(differing[0]))
+            if any(isinstance(CONTRACTS[name].scale, FourOverSixScale) for name in (a, b)):
+                example = _reduced_example((a, b), codes, tensor, (one, other), differing)
+            else:
+                example = _example(takes_tensor, codes, tensor, one, other, int(differing[0]))
         found.append(Divergence(region, int(differing.size), blocks, example))
     return ContractComparison(a, b, tuple(found))
+
+
+def _reduced_example(
+    names: tuple[str, str], codes: np.ndarray, tensor: np.ndarray, words: tuple[GroupWords, GroupWords], differing: np.ndarray
+) -> Counterexample:
+    """Returns a counterexample of rules that look at all elements: a block is one if its two elements part by themselves."""
+    chosen = codes[differing].view(np.float32)
+    place = np.argmax(words[0].codes[differing] != words[1].codes[differing], axis=-1)
+    magnitude = np.where(np.isnan(chosen), np.inf, np.abs(chosen))
+    rows = np.arange(len(differing))
+    blocks = np.zeros_like(chosen)
+    blocks[:, 0], blocks[:, 1] = np.abs(chosen[rows, np.argmax(magnitude, axis=-1)]), chosen[rows, place]
+    reduced = [quantize_blocks(CONTRACTS[name], jnp.asarray(blocks.view(np.uint32)), jnp.asarray(tensor[differing])) for name in names]
+    one, other = (GroupWords(np.asarray(w.codes)[:, :2], np.asarray(w.scales), None) for w in reduced)
+    parted = (one.codes[:, 1] != other.codes[:, 1]) | (one.scales[:, 0] != other.scales[:, 0])
+    row = int(np.argmax(parted))  # the first block, if none parts
+    found = [(int(w.codes[row, 1]), int(w.scales[row, 0])) for w in (one, other)]
+    return Counterexample(float(blocks[row, 0]), float(blocks[row, 1]), float(tensor[differing[row]].view(np.float32)[0]), *found)
 
 
 def _example(takes_tensor: bool, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int) -> Counterexample:
@@ -275,4 +304,5 @@ def special_words(contract: QuantizerContract) -> dict[str, str]:
     digits = 8 if contract.scale.format == F32 else 2
     width = 1 if contract.element == E2M1 else 2
     tell = lambda n, *places: " ".join(f"{int(codes[n, i]):0{width}x}" for i in places) + f" by {int(scales[n]):0{digits}x}"
-    return {"zero": tell(0, 0), "1 and NaN": tell(1, 0, 1), "1 and Inf": tell(2, 0, 1), "2^-140": tell(3, 0)}
+    of_specials = [OPEN if contract.open_specials else tell(n, 0, 1) for n in (1, 2)]
+    return {"zero": tell(0, 0), "1 and NaN": of_specials[0], "1 and Inf": of_specials[1], "2^-140": tell(3, 0)}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from itertools import combinations
-from math import exp, inf, isfinite, log, sqrt
+from math import exp, inf, isfinite, log, nan, sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.base.intervals import LEVEL
 from tcemu.base.provenance import Provenance, function_name
 from tcemu.base.results import Result, Table
+from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import BF16, F16, F32, FORMATS, TF32, Format
 from tcemu.engine.isa.targets import resolve_target
 from tcemu.operations.products.library.kernel_recipe import (
@@ -84,10 +86,9 @@ def parse_law(law: str | Draw) -> Draw:
     if callable(law):
         return law
     found = LAW_TEXT.fullmatch(law.strip())
-    try:
+    first = second = nan
+    with suppress(ValueError):
         first, second = (0.0, 1.0) if found is None or found[2] is None else (float(found[2]), float(found[3]))
-    except ValueError:
-        found = None
     if found is None or not (isfinite(first) and isfinite(second)) or second <= (first if found[1] == "uniform" else 0):
         raise ValueError(
             f"law={law!r}: expected 'normal', 'normal(MEAN, DEVIATION)', 'uniform', 'uniform(LOW, HIGH)', or a function of a NumPy "
@@ -160,9 +161,8 @@ def list_sides(operands: Format, out: Format, shape: tuple[int, int, int], gpus:
     for name, unit in units.items():
         fmts = (unit.op.a, unit.op.b)
         yield Side(f"{name}, one slice", ONE_SLICE, KernelRecipe(*fmts, out, unit, whole))
-    if operands not in FP8_FORMATS:
-        for lanes in (1, 32) if operands == F32 else (32,):  # a chain of exact products is nearly the exact sum, and takes K steps
-            yield Side(f"f32 fma, {lanes} lane{'s' * (lanes > 1)}", FMA, KernelRecipe(operands, operands, out, Lanes(lanes), whole))
+    for lanes in (1, 32) if operands == F32 else ():  # chains of exact products are nearly the exact sum
+        yield Side(f"f32 fma, {lanes} lane{'s' * (lanes > 1)}", FMA, KernelRecipe(F32, F32, out, Lanes(lanes), whole))
     for name, unit in units.items():
         plain = KernelRecipe(unit.op.a, unit.op.b, out, unit, whole)
         if operands in FP8_FORMATS and k > PROMOTED and PROMOTED % unit.op.k == 0 and unit.arithmetic.chain is None:
@@ -176,7 +176,11 @@ def list_sides(operands: Format, out: Format, shape: tuple[int, int, int], gpus:
                 for kind, merge in _merges(out):
                     yield Side(f"{name}, {len(slices.edges) - 1} slices, {kind}", kind, plain.replace(slices=slices, merge=merge))
         if operands == out == F16 and unit.op.family == "mma" and unit.op.k == 16:
-            yield Side(f"{name.partition(',')[0]}, f16 accumulators", "f16 accumulators", Recipe(F16_SUMS, unit.target, dtype=F16))
+            yield Side(
+                f"{name.partition(',')[0]}, f16 accumulators",
+                "f16 accumulators",
+                Recipe(resolve_arithmetic(F16_SUMS, unit.target).op, unit.target, dtype=F16),
+            )
     yield from _library_sides(operands, shape, {resolve_target(name) for name in gpus}, out)
 
 
@@ -526,7 +530,8 @@ def _measure_pair(sides: tuple[Side, Side], values: tuple[np.ndarray, np.ndarray
         distance += abs(log((estimate.value or 1e-9) / ((low + high) / 2 or 1e-9)))
         if not agrees:
             reasons.append(f"{name.replace('_', ' ')} {'too small' if estimate.value < nearest or estimate.high < low else 'too large'}")
-    return AttributedPair(sides[0].name, sides[1].name, (sides[0].kind, sides[1].kind), *estimates.values(), tuple(reasons), distance)
+    found = estimates["differing"], estimates["largest"], estimates["largest_relative"]
+    return AttributedPair(sides[0].name, sides[1].name, (sides[0].kind, sides[1].kind), *found, tuple(reasons), distance)
 
 
 def _descending(deviations: np.ndarray) -> np.ndarray:
@@ -589,11 +594,11 @@ def attribute(
         Unsupported: A GPU is unknown.
     """
     m, n, k = shape
-    check_positive_integers(m=m, n=n, k=k, draws=draws, **{f"slices[{i}]": count for i, count in enumerate(slices)})
-    operands = FORMATS.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    check_choice("dtype", operands, (F16, BF16, F32, *FP8_FORMATS))
-    result = (BF16 if operands in FP8_FORMATS else operands) if out is None else FORMATS.get(out, out) if isinstance(out, str) else out
-    check_choice("out", result, RESULTS[:3])
+    check_positive_integers(m=m, n=n, k=k, draws=draws)
+    for index, count in enumerate(slices):
+        check_positive_integers(optional=False, **{f"slices[{index}]": count})
+    operands = _choose_format("dtype", dtype, (F16, BF16, F32, *FP8_FORMATS))
+    result = _choose_format("out", (BF16 if operands in FP8_FORMATS else operands) if out is None else out, RESULTS[:3])
     for name, number in (("relative_above", relative_above), ("atol", atol), ("rtol", rtol), ("slack", slack)):
         if not 0 <= number < inf:
             raise ValueError(f"{name}={number!r}: expected a finite number from 0")
@@ -621,6 +626,13 @@ def attribute(
     plain = [Recipe(unit.op, unit.target) for unit in units if isinstance(unit, Steps)]
     provenance = make_provenance(plain, f"operands drawn by {conditions['law']}")
     return Attribution((m, n, k), str(operands), str(result), ranges, tuple(pairs), conditions, provenance)
+
+
+def _choose_format(name: str, value: str | Format, expected: tuple[Format, ...]) -> Format:
+    found = FORMATS.get(value) if isinstance(value, str) else value
+    check_choice(name, found or value, expected)
+    assert found is not None
+    return found
 
 
 def _any_shape(recipe: KernelRecipe | Recipe) -> KernelRecipe | Recipe:

@@ -51,7 +51,7 @@ def test_three_slices_in_f16_give_the_rate_of_a_report(triton):
 
 def test_no_order_of_f32_sums_gives_it(triton):
     pairs = [pair for pair in triton.pairs if is_f32(pair)]
-    assert len(pairs) >= 12 and not any(pair.consistent for pair in pairs)
+    assert len(pairs) >= 7 and not any(pair.consistent for pair in pairs)
     assert all(pair.differing.high < 0.03 and pair.reasons[0] == "differing too small" for pair in pairs)
     assert not triton.find("f16 accumulators", "exact").consistent  # nine outputs in ten differ
 
@@ -67,7 +67,7 @@ def test_slices_and_a_running_sum_in_bf16_give_the_largest_difference_of_a_repor
     found = attribute((64, 4096, 14_336), "bf16", **MODULAR, slices=(6,), draws=2)
     assert found.find("6 slices, bf16 partial and running sums", "exact").consistent
     of_f32 = [pair for pair in found.pairs if is_f32(pair)]
-    assert len(of_f32) == 6 and all(pair.largest_relative.value < 2**-6 for pair in of_f32)
+    assert len(of_f32) == 3 and all(pair.largest_relative.value < 2**-6 for pair in of_f32)
     assert not found.find("6 slices, f32 partial sums", "one slice").consistent
 
 
