@@ -17,7 +17,7 @@ import numpy as np
 from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines
 from tcemu.engine.formats.coding import decode
-from tcemu.engine.formats.number_formats import E2M1, F32, UE4M3, Format
+from tcemu.engine.formats.number_formats import BF16, E2M1, F32, UE4M3, Format
 from tcemu.operations.quantize.contract_rows import CONTRACTS
 from tcemu.operations.quantize.contracts import QuantizerContract, quantize_blocks
 from tcemu.operations.quantize.two_level_scales import FourOverSixScale
@@ -25,6 +25,8 @@ from tcemu.operations.quantize.two_level_scales import FourOverSixScale
 OPEN = "left open"
 SIGNS = np.array([-1, 1], np.float32)
 BLOCK = 16  # elements of a drawn block
+BF16_BITS = np.uint32(0xFFFF0000)  # of an f32 code
+REDUCED_BLOCKS = 256  # parting blocks that are reduced to two elements, in search of one that parts still
 
 
 class Region(NamedTuple):
@@ -48,7 +50,7 @@ SPECIAL = ("infinite", "not a number")  # regions that some libraries leave open
 EXPONENTS = {"ordinary": (-8, 100), "small": (-100, -8), "tiny": (-149, -100), "huge": (100, 128)}
 
 
-def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draw_blocks(region: str, element: Format, count: int, seed: int = 0, source: Format = F32) -> tuple[np.ndarray, np.ndarray]:
     """Draw blocks of f32 numbers.
 
     Args:
@@ -56,6 +58,7 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
         element: The format of the elements that they will be rounded to.
         count: Number of blocks.
         seed: Seed of NumPy's generator.
+        source: bf16: the numbers are rounded to it, toward zero.
 
     Returns:
         The codes of the blocks, uint32 [count, BLOCK], and the max magnitudes of their tensors, f32 codes [count, 1].
@@ -79,7 +82,8 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
     elif region in ("infinite", "not a number"):
         value = np.float32(np.inf) * rng.choice(SIGNS, count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
         x[np.arange(count), others] = value
-    return x.view(np.uint32), _draw_tensor_amax(rng, amax)
+    codes, tensor = x.view(np.uint32), _draw_tensor_amax(rng, amax)
+    return (codes & BF16_BITS, tensor & BF16_BITS) if source == BF16 else (codes, tensor)
 
 
 def _draw_tensor_amax(rng: np.random.Generator, amax: np.ndarray) -> np.ndarray:
@@ -133,18 +137,20 @@ class GroupWords(NamedTuple):
 
 
 class Counterexample(NamedTuple):
-    """A block on which two contracts part, reduced to two elements, and their words."""
+    """Two elements of a block on which two contracts part, and their words."""
 
     amax: float
     x: float
     tensor_amax: float | None
     left: tuple[int, int]  # code of x, code of the scale
     right: tuple[int, int]
+    alone: bool = True  # the two elements part by themselves; False: only with the others of their block
 
     def __str__(self) -> str:
         tensor = "" if self.tensor_amax is None else f", tensor amax {self.tensor_amax:.9g}"
         words = " and ".join(f"{code:#x} by scale {scale:#x}" for code, scale in (self.left, self.right))
-        return f"amax {self.amax:.9g}{tensor}, x {self.x:.9g}: {words}"
+        beside = "" if self.alone else " among other elements"
+        return f"amax {self.amax:.9g}{tensor}, x {self.x:.9g}{beside}: {words}"
 
 
 class Divergence(NamedTuple):
@@ -208,6 +214,9 @@ class ContractMatrix(Result):
             rows = [row + [""] * (len(heads) - len(row)) for row in rows]
             lines += [*table_lines(heads, rows, left=range(len(heads))), ""]
         legend = [f"{region.letter} {region.description}" for region in REGIONS.values()]
+        narrow = [name for name in self.names if _takes_bf16_alone(name)]
+        if narrow:
+            legend.append(f"Pairs with {', '.join(narrow)} are compared on bfloat16 numbers, since that rule takes no others.")
         return "\n".join(
             [*lines, f"= equal words on {self.blocks} float32 blocks of each kind; else the kinds on which words differ:", *legend]
         )
@@ -228,20 +237,33 @@ def contract_matrix(names: Sequence[str] = tuple(CONTRACTS), *, blocks: int = 20
         KeyError: A name is unknown.
     """
     pairs = [(a, b) for a, b in combinations(names, 2) if CONTRACTS[a].family == CONTRACTS[b].family]
-    words = {name: {region: contract_words(CONTRACTS[name], region, blocks, seed) for region in REGIONS} for name in names}
-    return ContractMatrix(tuple(names), tuple(_compare(a, b, words[a], words[b], blocks, seed) for a, b in pairs), blocks)
+    words: dict[tuple[str, Format], dict[str, GroupWords]] = {}
+    found = []
+    for a, b in pairs:
+        source = BF16 if _takes_bf16_alone(a) or _takes_bf16_alone(b) else F32
+        for name in (a, b):
+            if (name, source) not in words:
+                words[name, source] = {region: contract_words(CONTRACTS[name], region, blocks, seed, source) for region in REGIONS}
+        found.append(_compare(a, b, words[a, source], words[b, source], blocks, seed, source))
+    return ContractMatrix(tuple(names), tuple(found), blocks)
 
 
-def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0) -> GroupWords:
-    """Return the words of a contract on the blocks of a region, as NumPy arrays."""
-    codes, tensor = draw_blocks(region, contract.element, blocks, seed)
+def _takes_bf16_alone(name: str) -> bool:
+    return CONTRACTS[name].only == BF16
+
+
+def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0, source: Format = F32) -> GroupWords:
+    """Return the words of a contract on the blocks of a region (f32, or bf16 numbers in f32), as NumPy arrays."""
+    codes, tensor = draw_blocks(region, contract.element, blocks, seed, source)
     words = quantize_blocks(contract, jnp.asarray(codes), jnp.asarray(tensor))
     return GroupWords(
         np.asarray(words.codes), np.asarray(words.scales), None if words.tensor_scale is None else np.asarray(words.tensor_scale)
     )
 
 
-def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int) -> ContractComparison:
+def _compare(
+    a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int, source: Format
+) -> ContractComparison:
     found = []
     skipped = SPECIAL if any(CONTRACTS[name].open_specials for name in (a, b)) else ()
     for region in REGIONS:
@@ -255,7 +277,7 @@ def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, Group
         differing = np.flatnonzero(wrong.any(-1))
         example = None
         if differing.size:
-            codes, tensor = draw_blocks(region, CONTRACTS[a].element, blocks, seed)
+            codes, tensor = draw_blocks(region, CONTRACTS[a].element, blocks, seed, source)
             takes_tensor = any(CONTRACTS[name].takes_tensor_amax for name in (a, b))
             if any(isinstance(CONTRACTS[name].scale, FourOverSixScale) for name in (a, b)):
                 example = _reduced_example((a, b), codes, tensor, (one, other), differing)
@@ -269,6 +291,7 @@ def _reduced_example(
     names: tuple[str, str], codes: np.ndarray, tensor: np.ndarray, words: tuple[GroupWords, GroupWords], differing: np.ndarray
 ) -> Counterexample:
     """Returns a counterexample of rules that look at all elements: a block is one if its two elements part by themselves."""
+    differing = np.resize(differing, REDUCED_BLOCKS)  # always one shape: JAX compiles each rule once
     chosen = codes[differing].view(np.float32)
     place = np.argmax(words[0].codes[differing] != words[1].codes[differing], axis=-1)
     magnitude = np.where(np.isnan(chosen), np.inf, np.abs(chosen))
@@ -279,8 +302,12 @@ def _reduced_example(
     one, other = (GroupWords(np.asarray(w.codes)[:, :2], np.asarray(w.scales), None) for w in reduced)
     parted = (one.codes[:, 1] != other.codes[:, 1]) | (one.scales[:, 0] != other.scales[:, 0])
     row = int(np.argmax(parted))  # the first block, if none parts
-    found = [(int(w.codes[row, 1]), int(w.scales[row, 0])) for w in (one, other)]
-    return Counterexample(float(blocks[row, 0]), float(blocks[row, 1]), float(tensor[differing[row]].view(np.float32)[0]), *found)
+    if parted[row]:
+        found = [(int(w.codes[row, 1]), int(w.scales[row, 0])) for w in (one, other)]
+    else:
+        found = [(int(w.codes[differing[row], place[row]]), int(w.scales[differing[row], 0])) for w in words]
+    numbers = (float(blocks[row, 0]), float(blocks[row, 1]), float(tensor[differing[row]].view(np.float32)[0]))
+    return Counterexample(*numbers, *found, alone=bool(parted[row]))
 
 
 def _example(takes_tensor: bool, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int) -> Counterexample:

@@ -17,6 +17,7 @@ from oracles import four_over_six_reference as exact
 from support.sampling import sample_cases
 
 import tcemu
+from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.quantize.contract_matrix import BLOCK, OPEN, REGIONS, SPECIAL, contract_words, draw_blocks, special_words
 from tcemu.operations.quantize.contracts import quantize_blocks, round_elements, seed_words
 from tcemu.operations.quantize.philox import philox, triton_randint
@@ -61,9 +62,10 @@ def claimed_regions(name):
 
 def count_differing(name, blocks, seed=0):
     compared = wrong = 0
+    source = CONTRACTS[name].only or F32
     for region in claimed_regions(name):
-        codes, tensor = draw_blocks(region, CONTRACTS[name].element, blocks, seed)
-        words = contract_words(CONTRACTS[name], region, blocks, seed)
+        codes, tensor = draw_blocks(region, CONTRACTS[name].element, blocks, seed, source)
+        words = contract_words(CONTRACTS[name], region, blocks, seed, source)
         for found, expected in zip(words, expected_words(name, codes, tensor), strict=True):
             assert (found is None) == (expected is None)
             if found is not None:
@@ -352,6 +354,20 @@ def test_what_a_library_leaves_open_is_no_claim():
     assert {d.region for d in found.divergences if not d.compared} == set(SPECIAL) and not set("in") & set(found.letters)
 
 
+@pytest.mark.full
+def test_a_counterexample_that_needs_its_whole_block_says_so():
+    """Two sums of squares of one block lie so near to each other that no two of its elements part by themselves."""
+    names = ["te_nvfp4_4over6_mse", "flashinfer_nvfp4_4over6_mse"]
+    blocks, tensor = draw_blocks("ordinary", CONTRACTS[names[0]].element, 20_000)
+    words = [quantize_blocks(CONTRACTS[name], jnp.asarray(blocks), jnp.asarray(tensor)) for name in names]
+    (row,) = np.flatnonzero(np.asarray(words[0].scales != words[1].scales)[:, 0])
+    (comparison,) = contract_matrix(names, blocks=20_000).comparisons
+    example = next(d.example for d in comparison.divergences if d.region == "ordinary")
+    assert not example.alone and "among other elements: " in str(example)
+    assert (example.left[1], example.right[1]) == (int(words[0].scales[row, 0]), int(words[1].scales[row, 0]))
+    assert example.left != example.right
+
+
 # ---- the package's own quantisers are rows of the table
 
 
@@ -470,7 +486,7 @@ def test_a_counterexample_is_one():
     for comparison in found.comparisons:
         for divergence in comparison.divergences:
             example = divergence.example
-            if example is None or not np.isfinite(example.amax) or divergence.region in ("zero", "negative zero"):
+            if example is None or not example.alone or not np.isfinite(example.amax) or divergence.region in ("zero", "negative zero"):
                 continue
             block = np.zeros((1, BLOCK), np.float32)
             block[0, :2] = example.amax, example.x
