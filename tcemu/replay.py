@@ -4,7 +4,7 @@
 and `loads` write and read recipes as JSON. `find_divergence` finds the first sum in which two recipes differ. `get_kernel_recipe` returns
 recipes that were measured on a GPU, `list_profiles` lists the measurements, and `library_policy` applies them in `tcemu.emulate` by shape.
 Both predict the order of other shapes on request, with its probability. `find_order_changes` finds at which numbers of rows the order of a
-layer changes.
+layer changes. `attribute` says which orders, formats of partial sums and GPUs give a reported rate of differing outputs.
 """
 
 from tcemu.operations.products.library.kernel_json import dumps as dumps
@@ -16,6 +16,9 @@ from tcemu.operations.products.library.kernel_recipe import Lanes as Lanes
 from tcemu.operations.products.library.kernel_recipe import Merge as Merge
 from tcemu.operations.products.library.kernel_recipe import Slices as Slices
 from tcemu.operations.products.library.kernel_recipe import Steps as Steps
+from tcemu.uses.replay.attribution import AttributedPair as AttributedPair
+from tcemu.uses.replay.attribution import Attribution as Attribution
+from tcemu.uses.replay.attribution import attribute as attribute
 from tcemu.uses.replay.black_box import ProductForm as ProductForm
 from tcemu.uses.replay.cublaslt_heuristic import AlgorithmConfiguration as AlgorithmConfiguration
 from tcemu.uses.replay.cublaslt_heuristic import HeuristicProposals as HeuristicProposals

@@ -6,6 +6,7 @@ float32 values of e4m3. Products, quotients and comparisons are IEEE's, which Nu
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -488,6 +489,91 @@ def compressed_tensors_nvfp4(x, t):
     return np.clip(x / (scale.astype(F) / g) + F(0), -MAX4, MAX4), "cast_to_fp4", scale, F(1) / g
 
 
+def _tensorrt_llm_mx(x, largest):
+    sf = fmax(x) * rcp(F(largest))
+    code = _float_to_e8m0(sf)
+    narrow = np.where(code == 0, F(2.0**-127), floats(code << 23))
+    return x * np.where(sf != 0, rcp(narrow), F(0)), "satfinite", code.astype(np.uint8)
+
+
+def trtllm_mxfp8(x, t, element):
+    return _tensorrt_llm_mx(x, 448)
+
+
+def trtllm_mxfp4(x, t, element):
+    return _tensorrt_llm_mx(x, 6)
+
+
+def trtllm_nvfp4(x, t):
+    g = F(448 * 6) / t
+    sf = g * (fmax(x) * rcp(F(6)))
+    narrow = e4m3(sf)
+    return x * np.where(sf != 0, rcp(narrow.astype(F) * rcp(g)), F(0)), "satfinite", narrow, F(1) / g
+
+
+def _mlx_mx(x, largest, cast):
+    scales = torch_amax(x) / F(largest)
+    fraction, exponent = np.frexp(scales.astype(np.float64))
+    power = np.where(scales == 0, 0, exponent - (fraction == 0.5))  # the smallest power of two that is not below
+    return x / np.exp2(power.astype(np.float64)).astype(F), cast, (power + 127 & 0xFF).astype(np.uint8)
+
+
+def mlx_mxfp8(x, t, element):
+    return _mlx_mx(x, 448, "to_fp8")
+
+
+def mlx_mxfp4(x, t, element):
+    return _mlx_mx(x, 6, "argmin")
+
+
+def mlx_nvfp4(x, t):
+    scales = e4m3(torch_amax(x) / F(6))
+    return x / scales.astype(F), "argmin", scales, None
+
+
+def mlx_cuda_mxfp4(x, t, element):
+    code = _float_to_e8m0(fmax(x) / F(6))
+    return x * (F(1) / np.where(code == 0, F(2.0**-127), floats(code << 23))), "satfinite", code.astype(np.uint8)
+
+
+def mlx_cuda_nvfp4(x, t):
+    scales = e4m3(fmax(x) / F(6))
+    return x * (F(1) / scales.astype(F)), "satfinite", scales, None
+
+
+def vllm_mxfp4(x, t, element, mantissa_bits=23, exponent_bits=8):
+    """qdq_mxfp4_torch of the reference, for a format of these widths, before its quotient is rounded to e2m1."""
+    block_max = bits(torch_amax(x)) >> (23 - mantissa_bits)
+    rounded = (block_max + (1 << (mantissa_bits - 1 - 1))) & (((1 << (exponent_bits + 1)) - 1) << mantissa_bits)
+    exponent = np.clip((rounded >> mantissa_bits).astype(np.int64) - 2, 0, 254)
+    scale = np.where(exponent == 0, F(2.0**-127), floats(exponent << 23))
+    return x / scale, "satfinite", exponent.astype(np.uint8)
+
+
+def four_over_six(x, t, largest, squared, error):
+    """TransformerEngine's quantize_4over6_nvfp4.cuh ("amax", "f16") and FlashInfer's ref_fp4_quant_4over6_te ("tensor scale", "f16")."""
+    g = np.minimum(F(largest * 6) / t, F32_MAX)
+    g = np.where((t == 0) | (g == 0), F(1), g).astype(F)
+    base, found = fmax(x) / F(6) * g, []
+    for expand in (F(1.5), F(1)):
+        sf = np.fmin(base * expand, MAX8).astype(ml_dtypes.float8_e4m3fn)
+        values = x * np.fmin(F(1) / (sf.astype(F) * (F(1) / g)), F32_MAX)
+        q = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], F)[element_codes("e2m1", values, "satfinite") & 7]
+        q = np.where(element_codes("e2m1", values, "satfinite") & 8, -q, q)
+        if error == "f16":
+            difference = (q.astype(np.float16) * sf.astype(np.float16)).astype(F) - x * g
+        else:
+            decoded = q * sf.astype(F) * t / F(6 * largest) if error == "amax" else q * sf.astype(F) * (F(1) / g)
+            difference = decoded - x
+        each, total = difference * difference if squared else np.abs(difference), np.zeros(x.shape[:-1], F)
+        for index in range(x.shape[-1]):
+            total = total + each[..., index]
+        found.append((values, sf, total[..., None]))
+    (four, scale4, error4), (six, scale6, error6) = found
+    smaller = error4 < error6
+    return np.where(smaller, four, six), "satfinite", np.where(smaller, scale4, scale6), F(1) / g
+
+
 # ---- the functions by the names that contracts give the libraries
 
 Quantiser = Callable[..., tuple]
@@ -501,6 +587,8 @@ LIBRARIES: dict[str, tuple[Quantiser, ...]] = {
         "flashinfer_mxfp8", "flashinfer_mxfp4", "mslk_mxfp8", "deepgemm_fp4", "mslk_mx4_even", "mslk_mx4_floor", "mslk_mx4_ceil",
         "mslk_mx4_stochastic",
         "te_nvfp4", "modelopt_nvfp4", "torchao_nvfp4", "torchao_nvfp4_one_level", "torchao_nvfp4_before_0_18", "flashinfer_nvfp4",
+        "trtllm_mxfp8", "trtllm_mxfp4", "trtllm_nvfp4", "mlx_mxfp8", "mlx_mxfp4", "mlx_nvfp4", "mlx_cuda_mxfp4", "mlx_cuda_nvfp4",
+        "vllm_mxfp4",
         "flashinfer_nvfp4_te_exact", "vllm_nvfp4", "mslk_nvfp4", "mslk_nvfp4_reciprocals", "compressed_tensors_nvfp4",
     )
 }  # fmt: skip
@@ -514,6 +602,14 @@ LIBRARIES |= {
     f"torchao_{kind}_{mode}": (globals()[f"torchao_{mode}"],) for kind in ("mxfp8", "mxfp4") for mode in ("floor", "ceil", "even", "rceil")
 }
 LIBRARIES |= {f"aiter_mxfp4_{mode}": (globals()[f"aiter_{mode}"],) for mode in ("round_up", "round_down", "even", "ceil")}
+LIBRARIES |= {
+    f"{library}_nvfp4_4over6{'_mse' * squared}{'_256' * (largest == 256)}{'_fast' * (error == 'f16')}": (
+        partial(four_over_six, largest=largest, squared=squared, error=error),
+    )
+    for library, error in (("te", "amax"), ("te", "f16"), ("flashinfer", "tensor scale"))
+    for squared in (False, True)
+    for largest in (448, 256)
+}
 
 
 def element_codes(element: str, values: np.ndarray, cast: str) -> np.ndarray:
@@ -524,7 +620,12 @@ def element_codes(element: str, values: np.ndarray, cast: str) -> np.ndarray:
     if element == "e4m3":
         with np.errstate(over="ignore"):
             codes = np.where(nan, 0, np.clip(values, -448, 448)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-        return np.where(nan, 0x7F, codes)
+        return np.where(nan, 0x7E if cast == "to_fp8" else 0x7F, codes)
+    if cast == "argmin":  # the first of the nearest, by differences in float32
+        table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F)
+        with np.errstate(all="ignore"):
+            distance = np.abs(np.asarray(values, F)[..., None] - table)
+        return np.argmin(np.where(np.isnan(distance), np.inf, distance), axis=-1).astype(np.uint8)
     magnitude = np.where(nan, 0, np.abs(values))
     code = np.zeros(values.shape, np.uint8)
     for number, (bound, even) in enumerate(((0.25, 0), (0.75, 1), (1.25, 0), (1.75, 1), (2.5, 0), (3.5, 1), (5.0, 0)), 1):

@@ -41,8 +41,8 @@ def _run_quantizers(args: argparse.Namespace) -> int:
         return 0
     if len(args.names) == 2:
         return _print_pair(chosen[0], chosen[1], args)
-    rows = [(contract.name, contract.family, "; ".join(contract.libraries)) for contract in chosen]
-    print("\n".join(table_lines(("contract", "formats", "libraries"), rows, left=(0, 1, 2))))
+    rows = [(contract.name, contract.family, contract.versions, "; ".join(contract.libraries)) for contract in chosen]
+    print("\n".join(table_lines(("contract", "formats", "version", "libraries"), rows, left=(0, 1, 2, 3))))
     print("tcemu quantizers NAME prints one; NAME NAME compares two; --matrix compares all.", file=sys.stderr)
     return 0
 
@@ -58,7 +58,8 @@ def describe_contract(contract: QuantizerContract) -> list[str]:
     words = special_words(contract)
     facts = [
         ("libraries", "; ".join(contract.libraries)),
-        ("formats", contract.family),
+        ("versions", contract.versions),
+        ("formats", contract.family + (f", of {contract.only} alone" if contract.only else "")),
         ("share a scale", ", ".join(contract.extents)),
         ("rule", contract.scale.describe() + describe_noise(contract)),
         ("NaN in amax", "ignored" if contract.ignores_nan else "kept"),
@@ -80,7 +81,7 @@ def _print_pair(left: QuantizerContract, right: QuantizerContract, args: argpars
         raise CommandError(f"{left.name} is named twice; name two contracts")
     (found,) = contract_matrix([left.name, right.name], blocks=args.blocks, seed=args.seed).comparisons
     for divergence in found.divergences:
-        equal = f"equal words on {divergence.compared} blocks"
+        equal = f"equal words on {divergence.compared} blocks" if divergence.compared else "a library leaves this open"
         text = (
             equal if divergence.example is None else f"{divergence.differing} of {divergence.compared} blocks differ. {divergence.example}"
         )

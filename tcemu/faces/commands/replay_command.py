@@ -1,4 +1,4 @@
-"""`tcemu replay`: find by probes how a library multiplies, show recipes, and find where two of them diverge."""
+"""`tcemu replay`: find by probes how a library multiplies, show recipes, find where two diverge, and what rates of differences mean."""
 
 import argparse
 import importlib
@@ -13,6 +13,7 @@ from tcemu.faces.commands import CommandError
 from tcemu.faces.commands.array_files import Output, load_array, path_text
 from tcemu.operations.products.library.kernel_json import dumps, loads
 from tcemu.operations.products.library.kernel_recipe import SCALES, KernelRecipe
+from tcemu.uses.replay.attribution import DRAWS, GPUS, SLACK, SLICE_COUNTS, attribute
 from tcemu.uses.replay.black_box import FRAMEWORKS, ProductForm
 from tcemu.uses.replay.fingerprinting import fingerprint
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY
@@ -83,7 +84,46 @@ def add_replay(subparsers) -> None:
         "--min-probability", type=float, default=MIN_PROBABILITY, metavar="P",
         help=f"predictions with a lower probability count as unknown (default: {MIN_PROBABILITY})",
     )  # fmt: skip
+    _add_attribute(commands)
     parser.set_defaults(run=run_replay)
+
+
+def _add_attribute(commands: Any) -> None:
+    rates = commands.add_parser(
+        "attribute",
+        help="what a reported rate of differing outputs means",
+        description="Computes a product by many pairs of orders, formats of partial sums and GPUs, and says which pairs give the reported "
+        "numbers and which cannot. Without reported numbers it prints what each pair gives.",
+        epilog='example: tcemu replay attribute 512 4096 4096 --differing 0.2038 --largest 1.0 --law "normal(-0.5, 1)" --gpu A100',
+    )
+    for name in ("m", "n", "k"):
+        rates.add_argument(name, type=int, metavar=name.upper())
+    rates.add_argument("--dtype", default="f16", help="of both operands: f16, bf16, f32, e4m3, e5m2 (default: f16)")
+    rates.add_argument("--out", metavar="FORMAT", help="of the outputs: f32, f16, bf16 (default: that of the operands)")
+    for name, text in (
+        ("differing", "reported share of outputs that differ, as 0.0038"),
+        ("largest", "reported largest difference"),
+        ("largest-relative", "reported largest difference over the magnitude of the right side"),
+    ):
+        rates.add_argument(f"--{name}", metavar="X", help=f"{text}; LOW:HIGH for a range")
+    for name, text in (
+        ("relative-above", "magnitudes of the right side from which relative differences were taken"),
+        ("atol", "an output differs by more than ATOL + RTOL * |right|"),
+        ("rtol", "see --atol"),
+    ):
+        rates.add_argument(f"--{name}", type=float, default=0.0, metavar="X", help=f"{text} (default: 0)")
+    rates.add_argument(
+        "--law", default="normal",
+        help='of the operands: normal, "normal(MEAN, DEVIATION)", uniform, "uniform(LOW, HIGH)" (default: normal)',
+    )  # fmt: skip
+    rates.add_argument("--gpu", action="append", metavar="NAME", help=f"may be repeated (default: {', '.join(GPUS)})")
+    rates.add_argument(
+        "--slices", default=",".join(map(str, SLICE_COUNTS)), metavar="N,...", help="numbers of slices of K (default: %(default)s)"
+    )
+    rates.add_argument("--draws", type=int, default=DRAWS, help="draws of at most 48 x 48 outputs (default: %(default)s)")
+    rates.add_argument("--slack", type=float, default=SLACK, help="relative error granted to reported numbers (default: %(default)s)")
+    rates.add_argument("--seed", type=int, default=0, help="seed of the operands (default: 0)")
+    rates.add_argument("--json", action="store_true", help="print every pair as JSON")
 
 
 def run_replay(args: argparse.Namespace) -> int:
@@ -92,7 +132,10 @@ def run_replay(args: argparse.Namespace) -> int:
     Raises:
         CommandError: The request or a file is at fault.
     """
-    return {"fingerprint": _run_fingerprint, "show": _run_show, "diff": _run_diff, "orders": _run_orders}[args.replay](args)
+    runs = {
+        "fingerprint": _run_fingerprint, "show": _run_show, "diff": _run_diff, "orders": _run_orders, "attribute": _run_attribute,
+    }  # fmt: skip
+    return runs[args.replay](args)
 
 
 def _run_fingerprint(args: argparse.Namespace) -> int:
@@ -190,4 +233,32 @@ def _run_orders(args: argparse.Namespace) -> int:
         print(find_order_changes(args.library, args.n, args.k, range(int(first), int(last) + 1), min_probability=args.min_probability))
     except ValueError as error:
         raise CommandError(str(error)) from error
+    return 0
+
+
+def _parse_reported(name: str, text: str | None) -> float | tuple[float, float] | None:
+    """Convert "X" or "LOW:HIGH" to numbers."""
+    try:
+        ends = [float(part) for part in (text or "").split(":")] if text else []
+    except ValueError:
+        ends = [float("nan")] * 3
+    if len(ends) > 2:
+        raise CommandError(f"--{name}: got {str(text)[:40]!r}; expected a number, or LOW:HIGH")
+    return None if not ends else ends[0] if len(ends) == 1 else (ends[0], ends[1])
+
+
+def _run_attribute(args: argparse.Namespace) -> int:
+    counts = args.slices.split(",")
+    if not all(count.strip().isdecimal() for count in counts):
+        raise CommandError(f"--slices: got {args.slices[:40]!r}; expected integers with commas between, such as 2,3,4")
+    try:
+        found = attribute(
+            (args.m, args.n, args.k), args.dtype, out=args.out, law=args.law, gpus=args.gpu or GPUS, slices=[*map(int, counts)],
+            differing=_parse_reported("differing", args.differing), largest=_parse_reported("largest", args.largest),
+            largest_relative=_parse_reported("largest-relative", args.largest_relative), relative_above=args.relative_above,
+            atol=args.atol, rtol=args.rtol, draws=args.draws, slack=args.slack, seed=args.seed,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise CommandError(str(error)) from error
+    print(found.to_json(1) if args.json else found)
     return 0

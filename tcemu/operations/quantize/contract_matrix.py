@@ -17,12 +17,16 @@ import numpy as np
 from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines
 from tcemu.engine.formats.coding import decode
-from tcemu.engine.formats.number_formats import E2M1, F32, UE4M3, Format
+from tcemu.engine.formats.number_formats import BF16, E2M1, F32, UE4M3, Format
 from tcemu.operations.quantize.contract_rows import CONTRACTS
 from tcemu.operations.quantize.contracts import QuantizerContract, quantize_blocks
+from tcemu.operations.quantize.two_level_scales import FourOverSixScale
 
+OPEN = "left open"
 SIGNS = np.array([-1, 1], np.float32)
 BLOCK = 16  # elements of a drawn block
+BF16_BITS = np.uint32(0xFFFF0000)  # of an f32 code
+REDUCED_BLOCKS = 256  # parting blocks that are reduced to two elements, in search of one that parts still
 
 
 class Region(NamedTuple):
@@ -42,10 +46,11 @@ REGIONS = {
     "infinite": Region("i", "Inf beside ordinary numbers"),
     "not a number": Region("n", "NaN beside ordinary numbers"),
 }
+SPECIAL = ("infinite", "not a number")  # regions that some libraries leave open
 EXPONENTS = {"ordinary": (-8, 100), "small": (-100, -8), "tiny": (-149, -100), "huge": (100, 128)}
 
 
-def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draw_blocks(region: str, element: Format, count: int, seed: int = 0, source: Format = F32) -> tuple[np.ndarray, np.ndarray]:
     """Draw blocks of f32 numbers.
 
     Args:
@@ -53,6 +58,7 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
         element: The format of the elements that they will be rounded to.
         count: Number of blocks.
         seed: Seed of NumPy's generator.
+        source: bf16: the numbers are rounded to it, toward zero.
 
     Returns:
         The codes of the blocks, uint32 [count, BLOCK], and the max magnitudes of their tensors, f32 codes [count, 1].
@@ -76,7 +82,8 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
     elif region in ("infinite", "not a number"):
         value = np.float32(np.inf) * rng.choice(SIGNS, count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
         x[np.arange(count), others] = value
-    return x.view(np.uint32), _draw_tensor_amax(rng, amax)
+    codes, tensor = x.view(np.uint32), _draw_tensor_amax(rng, amax)
+    return (codes & BF16_BITS, tensor & BF16_BITS) if source == BF16 else (codes, tensor)
 
 
 def _draw_tensor_amax(rng: np.random.Generator, amax: np.ndarray) -> np.ndarray:
@@ -130,18 +137,20 @@ class GroupWords(NamedTuple):
 
 
 class Counterexample(NamedTuple):
-    """A block on which two contracts part, reduced to two elements, and their words."""
+    """Two elements of a block on which two contracts part, and their words."""
 
     amax: float
     x: float
     tensor_amax: float | None
     left: tuple[int, int]  # code of x, code of the scale
     right: tuple[int, int]
+    alone: bool = True  # the two elements part by themselves; False: only with the others of their block
 
     def __str__(self) -> str:
         tensor = "" if self.tensor_amax is None else f", tensor amax {self.tensor_amax:.9g}"
         words = " and ".join(f"{code:#x} by scale {scale:#x}" for code, scale in (self.left, self.right))
-        return f"amax {self.amax:.9g}{tensor}, x {self.x:.9g}: {words}"
+        beside = "" if self.alone else " among other elements"
+        return f"amax {self.amax:.9g}{tensor}, x {self.x:.9g}{beside}: {words}"
 
 
 class Divergence(NamedTuple):
@@ -149,7 +158,7 @@ class Divergence(NamedTuple):
 
     region: str
     differing: int  # blocks
-    compared: int
+    compared: int  # 0 where a library leaves the region open
     example: Counterexample | None
 
 
@@ -183,12 +192,12 @@ class ContractMatrix(Result):
     def table(self) -> Table:
         """Return one row for each pair and region in which they part, with a counterexample."""
         rows = [
-            (c.left, c.right, d.region, d.differing, d.compared, str(d.example))
+            (c.left, CONTRACTS[c.left].versions, c.right, CONTRACTS[c.right].versions, d.region, d.differing, d.compared, str(d.example))
             for c in self.comparisons
             for d in c.divergences
             if d.differing
         ]
-        columns = ("left", "right", "region", "differing", "compared", "counterexample")
+        columns = ("left", "left_version", "right", "right_version", "region", "differing", "compared", "counterexample")
         return Table("Pairs of contracts that part", columns, tuple(rows), {"blocks_per_region": self.blocks})
 
     def __str__(self) -> str:
@@ -197,13 +206,17 @@ class ContractMatrix(Result):
         found = {frozenset((c.left, c.right)): c for c in self.comparisons}
         for family in dict.fromkeys(CONTRACTS[name].family for name in self.names):
             names = [name for name in self.names if CONTRACTS[name].family == family]
-            heads = [family, *map(str, range(1, len(names)))]
+            heads = [family, "version", *map(str, range(1, len(names)))]
             rows = [
-                [f"{n} {name}", *(found[frozenset((name, other))].letters for other in names[: n - 1])] for n, name in enumerate(names, 1)
+                [f"{n} {name}", CONTRACTS[name].versions, *(found[frozenset((name, other))].letters for other in names[: n - 1])]
+                for n, name in enumerate(names, 1)
             ]
-            rows = [row + [""] * (len(names) - len(row)) for row in rows]
+            rows = [row + [""] * (len(heads) - len(row)) for row in rows]
             lines += [*table_lines(heads, rows, left=range(len(heads))), ""]
         legend = [f"{region.letter} {region.description}" for region in REGIONS.values()]
+        narrow = [name for name in self.names if _takes_bf16_alone(name)]
+        if narrow:
+            legend.append(f"Pairs with {', '.join(narrow)} are compared on bfloat16 numbers, since that rule takes no others.")
         return "\n".join(
             [*lines, f"= equal words on {self.blocks} float32 blocks of each kind; else the kinds on which words differ:", *legend]
         )
@@ -224,22 +237,39 @@ def contract_matrix(names: Sequence[str] = tuple(CONTRACTS), *, blocks: int = 20
         KeyError: A name is unknown.
     """
     pairs = [(a, b) for a, b in combinations(names, 2) if CONTRACTS[a].family == CONTRACTS[b].family]
-    words = {name: {region: contract_words(CONTRACTS[name], region, blocks, seed) for region in REGIONS} for name in names}
-    return ContractMatrix(tuple(names), tuple(_compare(a, b, words[a], words[b], blocks, seed) for a, b in pairs), blocks)
+    words: dict[tuple[str, Format], dict[str, GroupWords]] = {}
+    found = []
+    for a, b in pairs:
+        source = BF16 if _takes_bf16_alone(a) or _takes_bf16_alone(b) else F32
+        for name in (a, b):
+            if (name, source) not in words:
+                words[name, source] = {region: contract_words(CONTRACTS[name], region, blocks, seed, source) for region in REGIONS}
+        found.append(_compare(a, b, words[a, source], words[b, source], blocks, seed, source))
+    return ContractMatrix(tuple(names), tuple(found), blocks)
 
 
-def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0) -> GroupWords:
-    """Return the words of a contract on the blocks of a region, as NumPy arrays."""
-    codes, tensor = draw_blocks(region, contract.element, blocks, seed)
+def _takes_bf16_alone(name: str) -> bool:
+    return CONTRACTS[name].only == BF16
+
+
+def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0, source: Format = F32) -> GroupWords:
+    """Return the words of a contract on the blocks of a region (f32, or bf16 numbers in f32), as NumPy arrays."""
+    codes, tensor = draw_blocks(region, contract.element, blocks, seed, source)
     words = quantize_blocks(contract, jnp.asarray(codes), jnp.asarray(tensor))
     return GroupWords(
         np.asarray(words.codes), np.asarray(words.scales), None if words.tensor_scale is None else np.asarray(words.tensor_scale)
     )
 
 
-def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int) -> ContractComparison:
+def _compare(
+    a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int, source: Format
+) -> ContractComparison:
     found = []
+    skipped = SPECIAL if any(CONTRACTS[name].open_specials for name in (a, b)) else ()
     for region in REGIONS:
+        if region in skipped:
+            found.append(Divergence(region, 0, 0, None))
+            continue
         one, other = left[region], right[region]
         wrong = (one.codes != other.codes) | (one.scales != other.scales)
         if one.tensor_scale is not None and other.tensor_scale is not None:
@@ -247,11 +277,37 @@ def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, Group
         differing = np.flatnonzero(wrong.any(-1))
         example = None
         if differing.size:
-            codes, tensor = draw_blocks(region, CONTRACTS[a].element, blocks, seed)
+            codes, tensor = draw_blocks(region, CONTRACTS[a].element, blocks, seed, source)
             takes_tensor = any(CONTRACTS[name].takes_tensor_amax for name in (a, b))
-            example = _example(takes_tensor, codes, tensor, one, other, int(differing[0]))
+            if any(isinstance(CONTRACTS[name].scale, FourOverSixScale) for name in (a, b)):
+                example = _reduced_example((a, b), codes, tensor, (one, other), differing)
+            else:
+                example = _example(takes_tensor, codes, tensor, one, other, int(differing[0]))
         found.append(Divergence(region, int(differing.size), blocks, example))
     return ContractComparison(a, b, tuple(found))
+
+
+def _reduced_example(
+    names: tuple[str, str], codes: np.ndarray, tensor: np.ndarray, words: tuple[GroupWords, GroupWords], differing: np.ndarray
+) -> Counterexample:
+    """Returns a counterexample of rules that look at all elements: a block is one if its two elements part by themselves."""
+    differing = np.resize(differing, REDUCED_BLOCKS)  # always one shape: JAX compiles each rule once
+    chosen = codes[differing].view(np.float32)
+    place = np.argmax(words[0].codes[differing] != words[1].codes[differing], axis=-1)
+    magnitude = np.where(np.isnan(chosen), np.inf, np.abs(chosen))
+    rows = np.arange(len(differing))
+    blocks = np.zeros_like(chosen)
+    blocks[:, 0], blocks[:, 1] = np.abs(chosen[rows, np.argmax(magnitude, axis=-1)]), chosen[rows, place]
+    reduced = [quantize_blocks(CONTRACTS[name], jnp.asarray(blocks.view(np.uint32)), jnp.asarray(tensor[differing])) for name in names]
+    one, other = (GroupWords(np.asarray(w.codes)[:, :2], np.asarray(w.scales), None) for w in reduced)
+    parted = (one.codes[:, 1] != other.codes[:, 1]) | (one.scales[:, 0] != other.scales[:, 0])
+    row = int(np.argmax(parted))  # the first block, if none parts
+    if parted[row]:
+        found = [(int(w.codes[row, 1]), int(w.scales[row, 0])) for w in (one, other)]
+    else:
+        found = [(int(w.codes[differing[row], place[row]]), int(w.scales[differing[row], 0])) for w in words]
+    numbers = (float(blocks[row, 0]), float(blocks[row, 1]), float(tensor[differing[row]].view(np.float32)[0]))
+    return Counterexample(*numbers, *found, alone=bool(parted[row]))
 
 
 def _example(takes_tensor: bool, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int) -> Counterexample:
@@ -275,4 +331,5 @@ def special_words(contract: QuantizerContract) -> dict[str, str]:
     digits = 8 if contract.scale.format == F32 else 2
     width = 1 if contract.element == E2M1 else 2
     tell = lambda n, *places: " ".join(f"{int(codes[n, i]):0{width}x}" for i in places) + f" by {int(scales[n]):0{digits}x}"
-    return {"zero": tell(0, 0), "1 and NaN": tell(1, 0, 1), "1 and Inf": tell(2, 0, 1), "2^-140": tell(3, 0)}
+    of_specials = [OPEN if contract.open_specials else tell(n, 0, 1) for n in (1, 2)]
+    return {"zero": tell(0, 0), "1 and NaN": of_specials[0], "1 and Inf": of_specials[1], "2^-140": tell(3, 0)}

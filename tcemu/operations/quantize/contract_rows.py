@@ -1,15 +1,16 @@
 """`CONTRACTS`: who rounds how. One row for each rule that libraries quantise by; libraries with equal words share a row.
 
-Facts were read from public sources; a source names the repository, a commit where one was read, and the file. `ue8m0` scales that a library
-keeps as f32 powers of two have a row of f32 scales. Scale layouts are in `scale_layouts`.
+Facts were read from public sources; a source names the repository, the release or the commits that were read, and the file. `ue8m0` scales
+that a library keeps as f32 powers of two have a row of f32 scales. Scale layouts are in `scale_layouts`.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 
-from tcemu.engine.formats.number_formats import E2M1, E4M3, E4M3FNUZ
-from tcemu.operations.quantize.contracts import Application, FloatScale, PowerScale, QuantizerContract, Ratio, TwoLevelScale
+from tcemu.engine.formats.number_formats import BF16, E2M1, E4M3, E4M3FNUZ, F32
+from tcemu.operations.quantize.contracts import Application, FloatScale, PowerScale, QuantizerContract, Ratio
+from tcemu.operations.quantize.two_level_scales import FourOverSixScale, TwoLevelScale
 
 TO_S, TO_E, BY_INVERSE = Ratio.STORED, Ratio.RECIPROCAL, Ratio.STORED_BY_INVERSE
 UP, DOWN = "2^ceil(log2 s)", "2^floor(log2 e)"
@@ -27,6 +28,18 @@ _FLASHINFER = "flashinfer-ai/flashinfer 014327a, csrc/nv_internal/tensorrt_llm/k
 _AITER = "ROCm/aiter 0164c2f, aiter/ops/quant.py and aiter/utility/fp4_utils.py"
 _COMPRESSED = "vllm-project/compressed-tensors 04a58ff, quantization/utils/helpers.py, lifecycle/forward.py"
 _MSLK = "meta-pytorch/MSLK, mslk/quantize/triton/"
+_TRTLLM = (
+    "NVIDIA/TensorRT-LLM 0193dbd, cpp/tensorrt_llm/kernels/quantization.cuh; without fast math, whose option is off in 02fbea2, "
+    "cpp/CMakeLists.txt"
+)
+_MLX = "mlx 0.32.4, mlx.core.quantize on an x86-64 CPU, by its words; ml-explore/mlx 0087b78, mlx/ops.cpp, fp_quantize"
+_MLX_CUDA = (
+    "ml-explore/mlx 252c686, mlx/backend/cuda/quantized/fp_quantize.cuh; 182b4f2, nvfp4_quantize.cuh; 08d49af, quantized_utils.cuh; "
+    "built without fast math, 00703ea, mlx/backend/cuda/CMakeLists.txt; cuda_fp8.hpp of CUDA 13.0"
+)
+_MLX_OPEN = "The exponent of a block with Inf or NaN is converted to an integer, which C++ leaves undefined."
+_MLX_ROUNDING = "At 0087b78 the exponent was rounded to nearest by log2. 16-bit inputs are divided in their own format."
+_MLX_CUDA_NOTE = "On sm_100 and later. mx.quantize without a global scale."
 _TRITON_NAN = "NaN: Triton's max and clamp leave it open; here max drops it, and clamp gives the lower bound."
 _SM90 = "The words are those of the build without fast math (sm_100 and later); the build for sm_90 has -use_fast_math."
 
@@ -75,7 +88,7 @@ FP8_ROWS = (
         ("Transformer Engine: DelayedScaling",),
         ("tensor",),
         FloatScale(TO_E, Application.MULTIPLY, special_is_one=True, delayed=True),
-        _TE + "recipe/delayed_scaling.cu and recipe.DelayedScaling",
+        _TE + "recipe/delayed_scaling.cu and recipe.DelayedScaling, release 1.3 and release 1.12",
         note="The amax is the largest of the last amax_history_len = 1024 steps, or the most recent one; margin is 0: else divide max by "
         "2^margin. Where amax is 0 or Inf the scale stays what it was, at first 1, which is what this row gives. Release 1.3 recomputes "
         "scales every `interval` steps, by default 1; 1.12 has no such argument. `tcemu.products.delayed_matmul` keeps the history.",
@@ -197,7 +210,7 @@ FP8_ROWS = (
         _COMPRESSED,
         ignores_nan=False,
         drops_zero_sign=True,
-        float32_only=True,
+        only=F32,
     ),
     _fp8(
         "aiter_per_token",
@@ -355,8 +368,30 @@ MXFP8_ROWS = (
         "vllm-project/compressed-tensors 4b993cb, quantization/utils/mxfp_utils.py, generate_mx_scales",
         ignores_nan=False,
         drops_zero_sign=True,
-        float32_only=True,
+        only=F32,
         note="Rounds amax to the bits of e2m1 for e4m3 too.",
+    ),
+    _mx(
+        "trtllm_mxfp8",
+        ("TensorRT-LLM: mxfp8_quantize",),
+        E4M3,
+        PowerScale(
+            "amax * rcp.approx.ftz(max), subnormal numbers kept", "ceil by cvt.rp.satfinite", "x * rcp.approx.ftz(2^e), 0 for amax 0"
+        ),
+        _TRTLLM,
+        note="The factor of the scale 2^-127, whose reciprocal is flushed, is Inf.",
+    ),
+    _mx(
+        "mlx_mxfp8",
+        ('MLX on a CPU: quantize, mode="mxfp8"',),
+        E4M3,
+        PowerScale("amax / max", "ceil, 2^0 for 0", "x / 2^e, e from -149", codes=(-22, 254)),
+        _MLX,
+        ignores_nan=False,
+        nan_element=MAX_E4M3,
+        only=F32,
+        open_specials=True,
+        note=f"{_MLX_OPEN} Exponents below -127 wrap: the stored code is that of e + 256. {_MLX_ROUNDING}",
     ),
     _mx(
         "aiter_mxfp8",
@@ -420,6 +455,50 @@ MXFP4_ROWS = (
         _FLASHINFER,
     ),
     _mx(
+        "trtllm_mxfp4",
+        ("TensorRT-LLM: fp4_quantize, sf_use_ue8m0, without a global scale",),
+        E2M1,
+        PowerScale(
+            "amax * rcp.approx.ftz(max), subnormal numbers kept", "ceil by cvt.rp.satfinite", "x * rcp.approx.ftz(2^e), 0 for amax 0"
+        ),
+        _TRTLLM,
+        note="The factor of the scale 2^-127, whose reciprocal is flushed, is Inf.",
+    ),
+    _mx(
+        "mlx_mxfp4",
+        ('MLX on a CPU: quantize, mode="mxfp4"',),
+        E2M1,
+        PowerScale("amax / max", "ceil, 2^0 for 0", "x / 2^e, e from -149", codes=(-22, 254)),
+        _MLX,
+        ignores_nan=False,
+        first_nearest=True,
+        only=F32,
+        open_specials=True,
+        note=f"{_MLX_OPEN} Exponents below -127 wrap: the stored code is that of e + 256. Ties go to the smaller magnitude, and zeros lose "
+        f"their sign. {_MLX_ROUNDING}",
+    ),
+    _mx(
+        "mlx_cuda_mxfp4",
+        ('MLX on CUDA: quantize, mode="mxfp4"',),
+        E2M1,
+        PowerScale("amax / max", "ceil by cvt.rp.satfinite", "x * (1 / 2^e)"),
+        _MLX_CUDA,
+        note=_MLX_CUDA_NOTE,
+    ),
+    _mx(
+        "vllm_mxfp4",
+        ("vLLM: quant_dequant_mxfp4 (amd-quark), scale_calculation_mode even",),
+        E2M1,
+        PowerScale("amax", "half up to 1 bit", "x / 2^e"),
+        "vllm-project/vllm 337f2bd, tests/quantization/reference_mxfp4.py, against which its tests hold the kernel; 01b817d, "
+        "model_executor/layers/quantization/utils/mxfp4_utils.py",
+        ignores_nan=False,
+        only=BF16,
+        open_specials=True,
+        note="The library returns values, not codes. On float16 it computes scales and quotients in float16, which is not modelled. "
+        "Inf, NaN and an amax of 1.75 * 2^127 or more are left open: their exponent is an undefined conversion.",
+    ),
+    _mx(
         "deepgemm_fp4",
         ("DeepGEMM: per_token_cast_to_fp4, use_ue8m0",),
         E2M1,
@@ -472,7 +551,7 @@ MXFP4_ROWS = (
         "vllm-project/compressed-tensors 4b993cb, quantization/utils/mxfp_utils.py, generate_mx_scales",
         ignores_nan=False,
         drops_zero_sign=True,
-        float32_only=True,
+        only=F32,
         note="A NaN element stays NaN, which has no code.",
     ),
     _mx(
@@ -519,6 +598,33 @@ def _nvfp4(name: str, libraries: tuple[str, ...], rule: str, source: str, **more
     return QuantizerContract(name, libraries, E2M1, ("1 x 16",), TwoLevelScale(rule), source=source, **more)
 
 
+_TE_4OVER6 = _TE + "cast/nvfp4/quantize_4over6_nvfp4.cuh 124d874 and core_nvfp4.cuh 0718c01"
+_FLASHINFER_4OVER6 = (
+    "flashinfer-ai/flashinfer, tests/test_helpers/utils_fp4.py, ref_fp4_quant_4over6_te, against which its tests hold the kernels; "
+    "flashinfer/quantization/nvfp4_quantization_utils.py 0daa58b"
+)
+
+
+def _four_over_six(squared: bool, largest: int, error: str) -> QuantizerContract:
+    """Returns the row of a rule: Transformer Engine's where errors are scaled by amax, FlashInfer's by the tensor's scale, both in f16."""
+    mode, fast = "MSE" if squared else "MAE", error == "f16"
+    te = f"Transformer Engine: NVFP4BlockScaling, nvfp4_4over6, {mode}, e4m3 max {largest}" + (", err_use_fast_math" if fast else "")
+    flashinfer = f"FlashInfer: NVFP44Over6Config({largest}, {mode}" + (", err_use_fast_math)" if fast else ")")
+    name = "flashinfer" if error == "tensor scale" else "te"
+    parts = [f"{name}_nvfp4_4over6", *(["mse"] if squared else []), *(["256"] if largest == 256 else []), *(["fast"] if fast else [])]
+    libraries = {"amax": (te,), "tensor scale": (flashinfer,), "f16": (te, flashinfer)}[error]
+    sources = {"amax": _TE_4OVER6, "tensor scale": _FLASHINFER_4OVER6, "f16": f"{_TE_4OVER6}; {_FLASHINFER_4OVER6}"}[error]
+    scale = FourOverSixScale(error, squared, largest)
+    note = "Blocks of 1 x 16. " + ("FlashInfer's quantiser of rows with a scale each is not modelled." if error != "amax" else "")
+    return QuantizerContract("_".join(parts), libraries, E2M1, ("1 x 16",), scale, source=sources, note=note.strip())
+
+
+FOUR_OVER_SIX_ROWS = tuple(
+    _four_over_six(squared, largest, error)
+    for error in ("amax", "f16", "tensor scale")
+    for squared in (False, True)
+    for largest in (448, 256)
+)
 NVFP4_ROWS = (
     _nvfp4(
         "te_nvfp4",
@@ -558,6 +664,27 @@ NVFP4_ROWS = (
         ignores_nan=False,
         nan_element=TORCH_NAN_OF_SCALE,
     ),
+    *FOUR_OVER_SIX_ROWS,
+    _nvfp4(
+        "trtllm_nvfp4",
+        ("TensorRT-LLM: fp4_quantize",),
+        "rcp.approx, guard before rounding",
+        _TRTLLM,
+        note="Where s is rounded to 0 the factor is Inf.",
+    ),
+    _nvfp4(
+        "mlx_nvfp4",
+        ('MLX on a CPU: quantize, mode="nvfp4"',),
+        "one level, division",
+        _MLX,
+        ignores_nan=False,
+        first_nearest=True,
+        only=F32,
+        open_specials=True,
+        note="Ties go to the smaller magnitude, and zeros lose their sign. Where the scale saturates, a number far beyond 6 is equally "
+        "near to all codes, and becomes 0. 16-bit inputs are divided in their own format. Blocks with NaN were not compared.",
+    ),
+    _nvfp4("mlx_cuda_nvfp4", ('MLX on CUDA: quantize, mode="nvfp4"',), "one level, reciprocal", _MLX_CUDA, note=_MLX_CUDA_NOTE),
     _nvfp4("flashinfer_nvfp4", ("FlashInfer: nvfp4_quantize",), "rcp.approx, fast math", _FLASHINFER),
     _nvfp4(
         "flashinfer_nvfp4_te_exact",
@@ -592,7 +719,7 @@ NVFP4_ROWS = (
         _COMPRESSED + ", generate_gparam",
         ignores_nan=False,
         drops_zero_sign=True,
-        float32_only=True,
+        only=F32,
     ),
 )
 

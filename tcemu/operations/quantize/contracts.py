@@ -7,6 +7,7 @@ code rounds it. What a row does to zeros, NaN, Inf and subnormal numbers follows
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,40 +22,32 @@ from jax.typing import ArrayLike
 
 from tcemu.base.compilation import compile_once
 from tcemu.base.errors import NotModelled
+from tcemu.engine.arithmetic.fma import add
 from tcemu.engine.arithmetic.special_functions import multiply_f32, rcp
 from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes
-from tcemu.engine.formats.number_formats import F32, UE4M3, UE8M0, Format
+from tcemu.engine.formats.number_formats import F32, UE8M0, Format
 from tcemu.operations.quantize.philox import triton_randint
-from tcemu.operations.quantize.scale_groups import broadcast_scales, split_groups
-from tcemu.operations.quantize.scale_rules import RULES, max_finite_code
+from tcemu.operations.quantize.scale_factors import (
+    FRACTION,
+    INFINITY,
+    MAX_F32,
+    MIN_NORMAL,
+    NAN,
+    ONE,
+    SIGN,
+    ZERO,
+    Factor,
+    f32_code,
+)
+from tcemu.operations.quantize.scale_groups import broadcast_scales, join_groups, split_groups
+from tcemu.operations.quantize.scale_rules import max_finite_code
+from tcemu.operations.quantize.two_level_scales import FourOverSixScale, TwoLevelScale
 
-ZERO, ONE = np.uint32(0), np.float32(1).view(np.uint32)
-INFINITY, NAN, SIGN = np.uint32(F32.infinity), np.uint32(F32.nan), np.uint32(0x80000000)
-MAX_F32, MIN_NORMAL = (np.float32(value).view(np.uint32) for value in (np.finfo(np.float32).max, 2.0**-126))
-FRACTION = np.uint32((1 << F32.mantissa_bits) - 1)
 NOISE_ROUNDS, ELEMENT_SEED = 7, np.uint32(0x5A5A5A5A)  # rounds of Philox; XORed with the seed for the elements' bits
+VERSION = re.compile(r"\b(?:(?=[0-9a-f]*\d)[0-9a-f]{7}|\d+\.\d+\.\d+|(?:release|MX) \d+\.\d+)\b")  # commits and releases in a source
 LIMIT = 254  # exponent field of 2^127, and the largest finite ue8m0
-
-
-def f32_code(value: float) -> np.uint32:
-    """Return the code of a number, rounded to f32."""
-    return np.float32(value).view(np.uint32)
-
-
-class Factor(NamedTuple):
-    """The number by which each element of a group is multiplied or divided."""
-
-    code: Array  # f32
-    divides: bool  # x / code, not x * code
-    flush: bool = False  # subnormal operands and products are zeros, as with `.ftz`
-
-    def apply(self, x: Array) -> Array:
-        """Return x * code or x / code."""
-        if self.divides:
-            return divide(x, self.code, F32)
-        return multiply_f32(x, self.code, flush=True) if self.flush else multiply(x, self.code, F32)
 
 
 # ---- one f32 scale per group
@@ -237,6 +230,13 @@ def _add_bits(added: int) -> Callable[[Array], Array]:
     return lambda ratio: _field(ratio + np.uint32(added))
 
 
+def _ceil_or_zero(ratio: Array) -> Array:
+    """Rounds up to any power of two of f32, 2^-149 as field -22; 0 becomes 2^0."""
+    below = 32 - lax.clz(jnp.maximum(ratio, 1) - 1).astype(jnp.int32) - 22  # of a subnormal number
+    exponent = jnp.where(ratio < MIN_NORMAL, below, _field(ratio) + _has_fraction(ratio))
+    return jnp.where(ratio == 0, F32.bias, exponent)
+
+
 ROUNDINGS_TO_POWERS = {  # f32 code -> exponent field, the code of ue8m0
     "floor": _field,
     "ceil": lambda ratio: _field(ratio) + _has_fraction(ratio),
@@ -247,6 +247,7 @@ ROUNDINGS_TO_POWERS = {  # f32 code -> exponent field, the code of ue8m0
     "half up to 2 bits": _add_bits(1 << 20),
     "half up to 1 bit": _add_bits(1 << 21),
     "half down to 1 bit": _add_bits((1 << 21) - 1),
+    "ceil, 2^0 for 0": _ceil_or_zero,
 }
 
 
@@ -254,6 +255,11 @@ def _subnormal_power(code: Array) -> Array:
     """Returns 2^(code - 127) as f32; NaN for 255."""
     power = jnp.where(code == 0, np.uint32(1 << (F32.mantissa_bits - 1)), code.astype(jnp.uint32) << F32.mantissa_bits)
     return jnp.where(code == UE8M0.nan, NAN, power)
+
+
+def _wide_power(code: Array) -> Array:
+    """Returns 2^(code - 127) as f32, for codes from -22 on."""
+    return jnp.where(code > 0, code.astype(jnp.uint32) << F32.mantissa_bits, jnp.uint32(1) << jnp.clip(code + 22, 0, 22).astype(jnp.uint32))
 
 
 def _shifted(code: Array) -> Array:
@@ -286,11 +292,13 @@ class PowerFactor(NamedTuple):
 FACTORS: dict[str, PowerFactor] = {  # by the words that tables show
     "x / 2^e": PowerFactor(lambda code: Factor(_subnormal_power(code), True)),
     "x / 2^e, Inf for e = 128": PowerFactor(lambda code: Factor(jnp.where(code == UE8M0.nan, INFINITY, _subnormal_power(code)), True)),
+    "x / 2^e, e from -149": PowerFactor(lambda code: Factor(_wide_power(code), True)),
     "x / max(2^e, 2^-126)": PowerFactor(lambda code: Factor(jnp.maximum(_shifted(code), MIN_NORMAL), True)),
     "x * (254 - code) << 23, 1 for code 0": PowerFactor(lambda code: Factor(_reversed_field(code), False)),
     "x * 2^-e, 1 for code 0": PowerFactor(lambda code: Factor(_reciprocal_or_one(code), False)),
     "x * (1 / 2^e)": PowerFactor(lambda code: Factor(divide(ONE, _subnormal_power(code), F32), False)),
     "x * rcp.approx.ftz(2^e), 0 for code 0": PowerFactor(lambda code: Factor(_flushed_reciprocal(code), False, flush=True)),
+    "x * rcp.approx.ftz(2^e), 0 for amax 0": PowerFactor(lambda code: Factor(rcp(_subnormal_power(code), True), False), zero_of_zero=True),
     "x * 2^-e by ex2, 1 for code 0, 0 for amax 0": PowerFactor(
         lambda code: Factor(_reciprocal_or_one(code), False, flush=True), zero_of_zero=True
     ),
@@ -309,6 +317,9 @@ POWER_RATIOS: dict[str, PowerRatio] = {  # by the words that tables show
     "amax / 2^emax": PowerRatio(lambda amax, element: divide(amax, f32_code(2.0**element.max_exponent), F32)),
     "amax / max": PowerRatio(lambda amax, element: divide(amax, max_finite_code(element), F32)),
     "amax * (1 / max)": PowerRatio(lambda amax, element: multiply(amax, divide(ONE, max_finite_code(element), F32), F32)),
+    "amax * rcp.approx.ftz(max), subnormal numbers kept": PowerRatio(
+        lambda amax, element: multiply(amax, rcp(jnp.asarray(max_finite_code(element)), True), F32)
+    ),
     "amax * rcp.approx.ftz(max)": PowerRatio(
         lambda amax, element: multiply_f32(amax, rcp(jnp.asarray(max_finite_code(element)), True), flush=True)
     ),
@@ -370,165 +381,6 @@ class PowerScale:
         return code.astype(jnp.uint8), factor
 
 
-# ---- two levels: a scale of the tensor, and ue4m3 scales of blocks
-
-
-@dataclass(frozen=True)
-class TwoLevelScale:
-    """ue4m3 scales of blocks below an f32 scale of the tensor.
-
-    Attributes:
-        name: One of `TWO_LEVELS`.
-    """
-
-    name: str
-    format: Format = UE4M3
-
-    def describe(self) -> str:
-        """Return the rule in words."""
-        return self.steps.text
-
-    @property
-    def steps(self) -> TwoLevelSteps:
-        """The computation."""
-        return TWO_LEVELS[self.name]
-
-    def scale_groups(self, amax: Array, element: Format, source: Format, tensor_amax: Array | None) -> tuple[Array, Factor]:
-        """Return the stored scales and the factors of groups. amax: f32 codes without sign."""
-        assert tensor_amax is not None
-        return self.steps.block(amax, *self.steps.tensor(tensor_amax))
-
-
-class TwoLevelSteps(NamedTuple):
-    """The computation of a tensor's and its blocks' scales."""
-
-    tensor: Callable[[Array], tuple[Array, ...]]  # the tensor's max magnitude -> its stored scale, and further arguments of `block`
-    block: Callable[..., tuple[Array, Factor]]  # (a block's max magnitude, *tensor(...)) -> its scale, ue4m3; the factor
-    text: str = ""
-
-
-def _steps_of_rule(name: str, text: str) -> TwoLevelSteps:
-    """Returns the steps of a rule of `RULES`."""
-    rule = RULES[name].require_two_level()
-
-    def block(amax: Array, *tensor: Array) -> tuple[Array, Factor]:
-        scale, scaler = rule.block(amax, *tensor)
-        return scale, Factor(scaler, rule.apply is divide)
-
-    return TwoLevelSteps(rule.tensor, block, text)
-
-
-SIX, SIXTH, RANGE = f32_code(6), f32_code(1 / 6), f32_code(6 * 448)
-
-
-def _ue4m3(x: Array) -> tuple[Array, Array]:
-    """Returns the code and the value of a scale, rounded to nearest and saturated; a NaN is NaN."""
-    code = convert(F32, UE4M3, x, saturate=True)
-    return code, convert(UE4M3, F32, code)
-
-
-def _clamp(x: Array, low: float, high: float = 448.0) -> Array:
-    return jnp.where(x > INFINITY, x, jnp.clip(x, f32_code(low), f32_code(high)))
-
-
-def _decode_tensor(amax: Array) -> tuple[Array, ...]:
-    return (divide(amax, RANGE, F32),)
-
-
-def _encode_tensor(amax: Array) -> tuple[Array, ...]:
-    encode = divide(RANGE, amax, F32)
-    return divide(ONE, encode, F32), encode
-
-
-def _encode_tensor_at_least_tiny(amax: Array) -> tuple[Array, ...]:
-    encode = divide(RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
-    return divide(ONE, encode, F32), encode
-
-
-def _torchao_block(amax: Array, tensor: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(_clamp(divide(divide(amax, SIX, F32), tensor, F32), 2.0**-6))
-    return code, Factor(divide(divide(ONE, tensor, F32), value, F32), False)
-
-
-def _single_level_block(amax: Array, tensor: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(_clamp(divide(amax, SIX, F32), 2.0**-6))
-    return code, Factor(divide(ONE, value, F32), False)
-
-
-def _approximate_block(flush: bool, guard_amax: bool, amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
-    product = partial(multiply_f32, flush=flush)
-    sixth = rcp(jnp.asarray(SIX), True)
-    code, value = _ue4m3(product(encode, product(amax, sixth)))
-    factor = rcp(product(value, rcp(encode, True)), True)
-    seen = amax if guard_amax else value
-    none = (seen >> F32.mantissa_bits == 0) if flush else seen == 0
-    return code, Factor(jnp.where(none, ZERO, factor), False, flush=flush)
-
-
-def _te_exact_block(amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
-    product = partial(multiply_f32, flush=True)
-    none = amax >> F32.mantissa_bits == 0
-    code, value = _ue4m3(jnp.where(none, ZERO, product(amax, product(encode, jnp.asarray(SIXTH)))))
-    factor = divide(ONE, product(value, divide(ONE, encode, F32)), F32)
-    return code, Factor(jnp.where(none, ZERO, factor), False, flush=True)
-
-
-def _mslk_block(precise: bool, amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
-    sixth = divide(amax, SIX, F32) if precise else multiply(amax, SIXTH, F32)
-    code, value = _ue4m3(_clamp(multiply(sixth, encode, F32), 2.0**-16))
-    return code, Factor(divide(encode, value, F32), False)
-
-
-def _compressed_tensors_block(amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(multiply(encode, divide(amax, SIX, F32), F32))
-    eighth = convert(F32, UE4M3, jnp.asarray(f32_code(0.125)))
-    code, value = jnp.where(value == 0, eighth, code), jnp.where(value == 0, f32_code(0.125), value)
-    return code, Factor(divide(value, encode, F32), True)
-
-
-def _unit_tensor(amax: Array) -> tuple[Array, ...]:
-    return (jnp.full_like(amax, ONE),)
-
-
-TWO_LEVELS = {
-    "transformer_engine": _steps_of_rule(
-        "transformer_engine", "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"
-    ),
-    "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
-    "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
-    "torchao 0.18": TwoLevelSteps(
-        _decode_tensor, _torchao_block, "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"
-    ),
-    "one level": TwoLevelSteps(_unit_tensor, _single_level_block, "s = clamp(block amax / 6, 2^-6, 448); x * (1 / s)"),
-    "rcp.approx, fast math": TwoLevelSteps(
-        _encode_tensor,
-        partial(_approximate_block, True, True),
-        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for block amax 0; all .ftz",
-    ),
-    "rcp.approx": TwoLevelSteps(
-        _encode_tensor,
-        partial(_approximate_block, False, False),
-        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for s = 0",
-    ),
-    "exact, fast math": TwoLevelSteps(
-        _encode_tensor,
-        _te_exact_block,
-        "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * (1 / (s * (1 / g))), 0 for block amax 0; products .ftz",
-    ),
-    "mslk": TwoLevelSteps(
-        _encode_tensor, partial(_mslk_block, True), "g = 2688 / amax; s = clamp((block amax / 6) * g, 2^-16, 448); x * (g / s)"
-    ),
-    "mslk, reciprocals": TwoLevelSteps(
-        _encode_tensor, partial(_mslk_block, False), "g = 2688 / amax; s = clamp(block amax * (1 / 6) * g, 2^-16, 448); x * (g / s)"
-    ),
-    "compressed-tensors": TwoLevelSteps(
-        _encode_tensor_at_least_tiny,
-        _compressed_tensors_block,
-        "g = 2688 / max(amax, 2^-126); s = g * (block amax / 6), 0.125 for s = 0; x / (s / g)",
-    ),
-}
-
-
 # ---- a contract
 
 
@@ -555,11 +407,14 @@ class QuantizerContract:
         drops_zero_sign: +0 is added before the cast, so that -0 becomes +0.
         drops_sign_of_small: Elements that round to zero become +0.
         ties_to_zero: Elements in the middle of two codes of e2m1 are rounded to the smaller one, not to the even one.
+        first_nearest: Elements take the first code whose difference from them, rounded to f32, is the least. A number far beyond the
+            largest element, or NaN, is equally near to all codes and takes code 0.
+        open_specials: The library leaves open what becomes of a block with Inf or NaN; the row's words are no claim there.
         overflows_to_nan: The cast gives NaN for elements beyond the largest one; False: it saturates.
         noise_bits: Random bits that are added to the code of amax, and, less half of their maximum, to that of each quotient before the
             cast, as integers; 0: none. They are `tl.randint(seed, number of the group, 7)` and `tl.randint(seed ^ 0x5A5A5A5A, number of the
             element, 7)` of Triton, counted in row-major order.
-        float32_only: The row holds for float32 x; the library computes otherwise on 16-bit inputs.
+        only: The one format of x for which the row holds; the library computes otherwise on others, or does not take them. None: any.
         source: Where the facts were read.
         note: What else is known, or is not.
     """
@@ -568,22 +423,34 @@ class QuantizerContract:
     libraries: tuple[str, ...]
     element: Format
     extents: tuple[str, ...]
-    scale: FloatScale | PowerScale | TwoLevelScale
+    scale: FloatScale | PowerScale | TwoLevelScale | FourOverSixScale
     ignores_nan: bool = True
     nan_element: int | None = None
     drops_zero_sign: bool = False
     drops_sign_of_small: bool = False
     ties_to_zero: bool = False
+    first_nearest: bool = False
+    open_specials: bool = False
     overflows_to_nan: bool = False
     noise_bits: int = 0
-    float32_only: bool = False
+    only: Format | None = None
     source: str = field(default="", compare=False)
     note: str = field(default="", compare=False)
 
     @property
     def takes_tensor_amax(self) -> bool:
         """True for scales of two levels and for delayed scaling."""
-        return isinstance(self.scale, TwoLevelScale) or (isinstance(self.scale, FloatScale) and self.scale.delayed)
+        return self.has_two_levels or (isinstance(self.scale, FloatScale) and self.scale.delayed)
+
+    @property
+    def has_two_levels(self) -> bool:
+        """True for ue4m3 scales, which may stand below a scale of the tensor."""
+        return isinstance(self.scale, TwoLevelScale | FourOverSixScale)
+
+    @property
+    def versions(self) -> str:
+        """The releases or commits of the libraries whose code the row states, from its source."""
+        return ", ".join(dict.fromkeys(VERSION.findall(self.source)))
 
     @property
     def family(self) -> str:
@@ -615,12 +482,12 @@ class QuantizerContract:
         source, codes = array_codes(jnp.asarray(x))
         if source.name not in ("f32", "bf16", "f16"):
             raise TypeError(f"x: got {source}; expected float32, bfloat16 or float16, as the libraries take")
-        if self.float32_only and source != F32:
-            raise NotModelled(f"{self.name}: on {source} the library computes its scales in {source}; only float32 x is modelled.")
+        if self.only not in (None, source):
+            raise NotModelled(f"{self.name}: the rule is known for {self.only} x alone; got {source}. Source: {self.source}")
         extent = self.extents[0] if extent is None else extent
         if extent not in self.extents:
             raise ValueError(f"extent={extent!r}: {self.name} has {', '.join(self.extents)}")
-        two_level = isinstance(self.scale, TwoLevelScale)
+        two_level = self.has_two_levels
         delayed = isinstance(self.scale, FloatScale) and self.scale.delayed
         if delayed and tensor_amax is None:
             raise ValueError(f"tensor_amax: {self.name} scales by the magnitudes of earlier steps; give the one that the history yields")
@@ -669,6 +536,9 @@ def quantize_blocks(contract: QuantizerContract, blocks: Array, tensor_amax: Arr
     magnitude = blocks & ~SIGN
     seen = jnp.where(magnitude > INFINITY, ZERO, magnitude) if contract.ignores_nan else magnitude
     amax = jnp.max(seen, axis=-1, keepdims=True)
+    if isinstance(contract.scale, FourOverSixScale):
+        scales, elements = contract.scale.quantize_blocks(blocks, amax, contract.element, tensor_amax)
+        return QuantizedGroups(elements, scales, contract.scale.tensor_scale(tensor_amax))
     key = seed_words(0)
     scales, factor = contract.scale.scale_groups(_add_noise(contract, amax, key), contract.element, F32, tensor_amax)
     elements = round_elements(contract, blocks, factor._replace(code=jnp.broadcast_to(factor.code, blocks.shape)), key)
@@ -676,10 +546,9 @@ def quantize_blocks(contract: QuantizerContract, blocks: Array, tensor_amax: Arr
 
 
 def _stored_tensor_scale(contract: QuantizerContract, tensor_amax: Array | None) -> Array | None:
-    scale = contract.scale
-    if not isinstance(scale, TwoLevelScale) or scale.name == "one level" or tensor_amax is None:
+    if tensor_amax is None or not isinstance(contract.scale, TwoLevelScale | FourOverSixScale):
         return None
-    return scale.steps.tensor(tensor_amax)[0]
+    return contract.scale.tensor_scale(tensor_amax)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -696,8 +565,13 @@ def _quantize(
     if extent == "tensor":
         amax = jnp.max(amax, initial=0).reshape((1,) * wide.ndim)
     tensor = whole
-    if isinstance(contract.scale, TwoLevelScale):
+    if contract.has_two_levels:
         tensor = jnp.max(finite, initial=0) if whole is None else whole & ~SIGN
+    if isinstance(contract.scale, FourOverSixScale):
+        assert depth is not None and tensor is not None
+        scales, blocks = contract.scale.quantize_blocks(split_groups(wide, depth, -1), amax[..., None], contract.element, tensor)
+        elements = join_groups(blocks, wide.shape[-1], -1)
+        return QuantizedGroups(elements.reshape(shape), scales[..., 0], contract.scale.tensor_scale(tensor))
     scales, factor = contract.scale.scale_groups(_add_noise(contract, amax, key), contract.element, source, tensor)
     spread = broadcast_scales(factor.code, wide.shape, (rows, depth))
     elements = round_elements(contract, wide, factor._replace(code=spread), key)
@@ -744,6 +618,8 @@ def _cast(contract: QuantizerContract, scaled: Array) -> Array:
     element = contract.element
     if contract.drops_zero_sign:
         scaled = jnp.where(scaled == SIGN, ZERO, scaled)
+    if contract.first_nearest:
+        return _first_nearest(element, scaled)
     if contract.ties_to_zero:
         upward = jnp.isin(scaled & ~SIGN, np.array([f32_code(0.75), f32_code(1.75), f32_code(3.5)]))  # ties that go to the larger code
         scaled = scaled - upward.astype(jnp.uint32)
@@ -757,6 +633,11 @@ def _cast(contract: QuantizerContract, scaled: Array) -> Array:
     if contract.nan_element is not None:
         codes = jnp.where(magnitude > INFINITY, contract.nan_element, codes)
     return codes.astype(element.dtype)
+
+
+def _first_nearest(element: Format, scaled: Array) -> Array:
+    values = convert(element, F32, jnp.arange(1 << element.bits).astype(element.dtype))
+    return jnp.argmin(add(scaled[..., None], values ^ SIGN, F32) & ~SIGN, axis=-1).astype(element.dtype)
 
 
 def dequantize_groups(contract: QuantizerContract, words: QuantizedGroups, extent: str | None = None) -> Array:

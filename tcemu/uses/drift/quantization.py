@@ -20,6 +20,7 @@ from tcemu.engine.formats.number_formats import ARRAY_FORMATS, E2M1, F32, Format
 from tcemu.operations.quantize.contract_rows import NVFP4_ROWS
 from tcemu.operations.quantize.contracts import QuantizedGroups, QuantizerContract, dequantize_groups
 from tcemu.operations.quantize.scale_rules import RULES
+from tcemu.operations.quantize.two_level_scales import FourOverSixScale, TwoLevelScale
 from tcemu.uses.drift.records import DTYPES, Operation
 
 EXPONENT_RULES = tuple(name for name, rule in RULES.items() if rule.exponent is not None)
@@ -27,7 +28,6 @@ SCALE_RULES = ("f32", "f32 by the reciprocal", *EXPONENT_RULES)
 DIVISIONS = ("x / scale", "x · (1 / scale)", "x · (largest element / amax)")
 BLOCKS = (16, 32, 64, 128, 256)
 BLOCK = 16  # elements of a block of NVFP4
-ONE_LEVEL = "one level"  # the rule of NVFP4 without a scale of the tensor
 WHOLE = 0  # an extent that spans its axis
 ELEMENTS = {E2M1: np.dtype(ml_dtypes.float4_e2m1fn)} | {ARRAY_FORMATS[DTYPES[n]]: DTYPES[n] for n in ("float8_e4m3fn", "float8_e5m2")}
 
@@ -77,7 +77,7 @@ class BlockQuantization(NamedTuple):
 
     @property
     def has_tensor_scale(self) -> bool:
-        return self.contract.scale.name != ONE_LEVEL  # type: ignore[union-attr]
+        return isinstance(self.contract.scale, TwoLevelScale | FourOverSixScale) and self.contract.scale.has_tensor_scale
 
     def features(self) -> dict[str, str]:
         """Return the choices by the name of the hypothesis."""
@@ -164,7 +164,7 @@ def candidate_quantizations(operation: Operation) -> Iterator[Quantization | Blo
         stored = ("scale", "inverse") if any(count == 1 for count, _ in results) else ("scale",)
         for contract, kind in product(NVFP4_ROWS, stored):
             how = BlockQuantization(contract, kind)
-            if (how.has_tensor_scale or kind == "scale") and not (contract.float32_only and operation.operands[0].dtype != "float32"):
+            if (how.has_tensor_scale or kind == "scale") and contract.only in (None, ARRAY_FORMATS[DTYPES[operation.operands[0].dtype]]):
                 yield how
 
 
