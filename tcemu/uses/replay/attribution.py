@@ -132,7 +132,7 @@ class Side(NamedTuple):
 
     name: str
     kind: str  # the property that decides how far it is from others: "one slice", "f16 partial sums", ...
-    recipe: KernelRecipe | Recipe | None  # None: the exact sum, rounded once
+    recipe: KernelRecipe | Recipe | None  # None: the exact sum, rounded once; in f64, whose own rounding is far below
 
     @property
     def is_reference(self) -> bool:
