@@ -21,12 +21,12 @@ WINGS = {  # from the ground up: a wing imports from those before it. Of each it
     "engine": ("formats", "isa layouts", "arithmetic", "architectures", "backends", "instructions"),
     "operations": ("quantize products functional",),
     "uses": ("emulation explanation study silicon fuzz replay viz", "drift"),
-    "kernels": ("ptx", "triton"),
+    "kernels": ("ptx", "triton cute"),
     "faces": ("torch commands data",),
 }
 PUBLIC = (  # files with the public names of a room
     "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "functional",
-    "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "torch",
+    "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "cute", "torch",
 )  # fmt: skip
 PROGRAMS = ("testing", "cli", "__main__")  # files that use the wings as a user does
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour

@@ -35,8 +35,8 @@ def add_launches(subparsers) -> None:
     replays = commands.add_parser(
         "replay",
         help="repeat recorded launches on a real GPU",
-        description="Repeats recorded launches on the NVIDIA GPU of this machine and compares every word of their arrays. The exit status is "
-        "1 unless all are equal. With --out, the same command continues a run that was stopped.",
+        description="Repeats recorded launches on the NVIDIA GPU of this machine and compares every word of their arrays. The exit status "
+        "is 1 unless all are equal. With --out, the same command continues a run that was stopped.",
         epilog="example: tcemu launches replay launches/ --out replayed/",
     )
     replays.add_argument("folder", type=Path, metavar="FOLDER")

@@ -76,7 +76,7 @@ class HostProgram:
         declared = set(re.findall(r"llvm\.func @(_cu\w+)\(", str(compiled.ir_module)))
         if unknown := sorted(declared - FUNCTIONS.keys()):
             raise Unsupported(f"{compiled.function_name}: its host code calls {', '.join(unknown)}; known are {', '.join(FUNCTIONS)}")
-        self.engine = type(compiled.engine)(compiled.ir_module, opt_level=2, shared_libs=[])
+        self.engine = _engine_class(compiled)(compiled.ir_module, opt_level=2, shared_libs=[])
         self.callbacks = [self._register(name, kinds) for name, kinds in FUNCTIONS.items()]  # the engine has only their addresses
 
     def _register(self, name: str, kinds: Sequence[Any]) -> Any:
@@ -163,6 +163,15 @@ class HostProgram:
         self.launch(
             HostLaunch(self.kernels[kernel - 1], tuple(sizes[:3]), tuple(sizes[3:]), cluster, shared, cooperative, arguments)  # type: ignore[arg-type]
         )
+
+
+def _engine_class(compiled: Any) -> Any:
+    """Return CuTe DSL's class of execution engines. A function that was compiled for a GPU that is not here has no engine."""
+    if compiled.engine is not None:
+        return type(compiled.engine)
+    from cutlass._mlir.execution_engine import ExecutionEngine  # type: ignore[reportMissingImports]
+
+    return ExecutionEngine
 
 
 def _write_int(address: int, value: int) -> None:

@@ -27,7 +27,9 @@ ADD = """.visible .entry {name}(.param .u64 p, .param .u32 n) {{
 }}
 """
 # y[i] = table[0][i] + table[1][i] + s.n, where s has the table, n, and y; then the second pointer of the table is overwritten
-STRUCT = HEAD + """.visible .entry sums(.param .align 8 .b8 s[24], .param .u64 q) {
+STRUCT = (
+    HEAD
+    + """.visible .entry sums(.param .align 8 .b8 s[24], .param .u64 q) {
     .reg .b64 %t, %y, %a, %b, %q; .reg .b32 %n, %x, %z, %i;
     ld.param.u64 %t, [s]; ld.param.u32 %n, [s+8]; ld.param.u64 %y, [s+16]; ld.param.u64 %q, [q];
     ld.global.u64 %a, [%t]; ld.global.u64 %b, [%t+8]; mov.u32 %i, %tid.x;
@@ -36,6 +38,7 @@ STRUCT = HEAD + """.visible .entry sums(.param .align 8 .b8 s[24], .param .u64 q
     ld.global.u32 %z, [%q]; st.global.u32 [%t+8], %z; st.global.u32 [%t+12], 7; ret;
 }
 """
+)
 
 
 class Sums(ctypes.Structure):
@@ -207,7 +210,9 @@ def test_faults_of_a_launch_do_not_end_a_replay(tmp_path, device):
     with ptx.record_launches(tmp_path / "launches") as recorder:
         for name in ("flips", "wavers", "dies", "faults", "hangs", "add", "add"):
             run_add(name)
-        ptx.run(HEAD.replace("sm_90a", "sm_80") + ADD.format(name="older"), grid=1, block=32, args=[np.zeros(32, np.uint32), 1], target="A100")
+        ptx.run(
+            HEAD.replace("sm_90a", "sm_80") + ADD.format(name="older"), grid=1, block=32, args=[np.zeros(32, np.uint32), 1], target="A100"
+        )
     recorder.files[6].write_bytes(b"")
     seen = []
     found = ptx.replay_launches(tmp_path / "launches", seconds=8, report=seen.append, device="support.emulated_launches:faulty")

@@ -248,9 +248,7 @@ class LaunchInputs:
     def add_reference(self, holder: Buffer | None, byte: int, target: Buffer, offset: int = 0, tensor_map: TensorMap | None = None) -> None:
         """Note a pointer or a tensor map. holder: the buffer that contains it; None: the parameters."""
         numbers = {self.buffers[buffers[0]].room: number for number, (_, _, buffers) in enumerate(self.outputs)}
-        self.references.append(
-            Reference(None if holder is None else numbers[holder.room], byte, numbers[target.room], offset, tensor_map)
-        )
+        self.references.append(Reference(None if holder is None else numbers[holder.room], byte, numbers[target.room], offset, tensor_map))
 
     def add_buffer(self, name: str, room: int, data: np.ndarray) -> Buffer:
         """Append a buffer."""

@@ -130,7 +130,11 @@ def run(
         observers = (tracer, *watching) if tracer.tracepoints else watching
         outputs = KernelOutputs(inputs.read_outputs(launch.execute(step_limit, observers)))
         if is_recording():
-            sizes = {"grid": read_dimensions("grid", grid), "block": shape.block, "cluster": shape.cluster if shape.explicit_cluster else None}
+            sizes = {
+                "grid": read_dimensions("grid", grid),
+                "block": shape.block,
+                "cluster": shape.cluster if shape.explicit_cluster else None,
+            }
             record_launch(module, kernel, inputs, outputs, **sizes, shared_bytes=shared_bytes, cooperative=cooperative, fmad=fmad)
         if schedule == ADVERSARIAL:
             inputs = place_arguments(kernel, args, cases)

@@ -132,7 +132,9 @@ class RecordedLaunch:
             direct = (
                 number
                 for number, references in enumerate(held)
-                if number > last and [each.output for each in references] == [output] and _reference_bytes(references[0]) == self.places[number][1]
+                if number > last
+                and [each.output for each in references] == [output]
+                and _reference_bytes(references[0]) == self.places[number][1]
             )
             last = next(direct, -1)
             if last < 0:
@@ -343,7 +345,9 @@ def _parse_launch(header: Any, members: dict[str, bytes]) -> RecordedLaunch:
     if any(start + size > parameters.shape[1] for start, size in places):
         raise DamagedFile(f"parameters: they have {parameters.shape[1]} bytes, and places {places}")
     sizes = [(str(name), _count("arrays", size)) for name, size in found["arrays"]]
-    before = tuple(read_array(members.pop(f"before_{n}"), np.uint8, (cases * size,)).reshape(cases, size) for n, (_, size) in enumerate(sizes))
+    before = tuple(
+        read_array(members.pop(f"before_{n}"), np.uint8, (cases * size,)).reshape(cases, size) for n, (_, size) in enumerate(sizes)
+    )
     after = list(before)
     for number in (_count("changed", each) for each in found["changed"]):
         if number >= len(sizes):

@@ -138,7 +138,7 @@ def replay_launches(
 
     Args:
         folder: Folder of `record_launches`.
-        out: Folder for the results, one JSON file for each launch; launches with a result of this GPU there are not repeated. None: no files.
+        out: Folder for the results, one JSON file for each launch; launches with a result of this GPU there are not repeated. None: none.
         seconds: Time after which a launch counts as one that does not terminate.
         report: Function that is called with each result.
         device: MODULE:FUNCTION of the function that opens the device; by default the GPU through cuda-core.

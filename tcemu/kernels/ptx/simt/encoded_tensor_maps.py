@@ -67,8 +67,8 @@ def decode_tensor_map(data: bytes) -> EncodedMap:
         corners = [[_signed(words[7] >> 16 * which + bits * axis, bits) for axis in range(rank - 2)] for which in (0, 1)]
         shape = {"box_dims": [(words[6] >> 56) + 1, (words[7] >> 32 & 0x3FF) + 1], "corners": tuple(corners)}
     tensor_map = TensorMap(
-        None, name, [(size & 0xFFFFFFFF) + 1 for size in dimensions[:rank]], global_strides=strides[: rank - 1], element_strides=steps[:rank],
-        swizzle=SWIZZLES[_field(words[1], SWIZZLE)], nan_fill=bool(_field(words[1], FILL)),
+        None, name, [(size & 0xFFFFFFFF) + 1 for size in dimensions[:rank]], global_strides=strides[: rank - 1],
+        element_strides=steps[:rank], swizzle=SWIZZLES[_field(words[1], SWIZZLE)], nan_fill=bool(_field(words[1], FILL)),
         interleave=INTERLEAVES[_field(words[1], INTERLEAVE)], **shape,
     )  # fmt: skip
     return EncodedMap(words[0], tensor_map)
