@@ -162,7 +162,7 @@ _probe_lock = Lock()
 @cache
 def _probe(owner: str) -> Any:
     """Return a function with one result, which `jax.clear_caches` drops with all others. Nothing is compiled for it."""
-    return util.cache(None, trace_context_in_key=False)(lambda: owner)
+    return util.cache(1, trace_context_in_key=False)(lambda: owner)
 
 
 def caches_were_cleared(owner: str) -> bool:

@@ -145,7 +145,7 @@ class HostRegion(NamedTuple):
 
     def view(self) -> np.ndarray:
         """Return the memory itself, uint8."""
-        return np.frombuffer((ctypes.c_uint8 * self.nbytes).from_address(self.start), np.uint8)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.start))
 
 
 def find_tensors(values: Sequence[Any]) -> Iterator[HostRegion]:

@@ -157,7 +157,7 @@ def test_what_stops_a_launch_is_raised():
         tcemu.cute.run(Compiled(calls=["_cudaMallocAsync"]), source, target, target="H100")
     with pytest.raises(Unsupported, match="attribute 5 of the device"):
         tcemu.cute.run(Compiled(attributes=(97, 5)), source, target, target="H100")
-    with pytest.raises(Unsupported, match="'copied' has no PTX.*--keep-ptx"):
+    with pytest.raises(Unsupported, match=r"'copied' has no PTX.*--keep-ptx"):
         tcemu.cute.run(Compiled(text=None), source, target, target="H100")
     with pytest.raises(NotModelled, match="no tensor map"):
         tcemu.cute.run(Compiled(mode=3), source, target, target="H100")

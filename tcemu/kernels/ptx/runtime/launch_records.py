@@ -155,7 +155,7 @@ def _struct_argument(plain: np.ndarray, references: Sequence[tuple[Reference, in
             end = begin + _reference_bytes(reference)
             _add_field(layout, "u8" if reference.tensor_map is None else f"V{MAP_BYTES}", begin)
             values[layout["names"][-1]] = value
-    return Struct(np.dtype(layout), values)
+    return Struct(np.dtype(layout), values)  # type: ignore[reportCallIssue, reportArgumentType]
 
 
 def _add_field(layout: dict[str, Any], kind: str, offset: int) -> None:
