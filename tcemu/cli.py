@@ -50,6 +50,7 @@ COMMANDS = (
     Command("demo", "demo_command", "classify handwritten digits with emulated tensor cores"),
     Command("gemm", "gemm_command", "a matrix product with an instruction's arithmetic, and its error"),
     Command("run", "run_command", "run a kernel's PTX without a GPU, bit for bit"),
+    Command("launches", "launches_command", "record launches of kernels, and repeat them on a real GPU"),
     Command("explain", "explain_command", "one dot product, step by step"),
     Command("fuzz", "fuzz_commands", "compare two targets on millions of cases"),
     Command("infer", "fuzz_commands", "find the arithmetic of a black box"),

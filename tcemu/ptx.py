@@ -1,6 +1,7 @@
 """PTX kernels run without a GPU, bit for bit.
 
-`parse` reads PTX, `compile` makes it from CUDA C++, `run` launches a kernel, `compare` finds where two targets diverge.
+`parse` reads PTX, `compile` makes it from CUDA C++, `run` launches a kernel, `compare` finds where two targets diverge. `record_launches`
+keeps launches in files, and `replay_launches` repeats them on a GPU.
 
 `run(trace=Tracepoint(...))` records registers and memory at a line. Text that is not PTX raises `PtxError`.
 """
@@ -11,6 +12,13 @@ from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer as BufferPo
 from tcemu.kernels.ptx.runtime.kernel_arguments import PointerTable as PointerTable
 from tcemu.kernels.ptx.runtime.kernel_arguments import Struct as Struct
 from tcemu.kernels.ptx.runtime.kernel_runner import run as run
+from tcemu.kernels.ptx.runtime.launch_records import LaunchRecorder as LaunchRecorder
+from tcemu.kernels.ptx.runtime.launch_records import RecordedLaunch as RecordedLaunch
+from tcemu.kernels.ptx.runtime.launch_records import read_launch as read_launch
+from tcemu.kernels.ptx.runtime.launch_records import record_launches as record_launches
+from tcemu.kernels.ptx.runtime.launch_replay import LaunchReplays as LaunchReplays
+from tcemu.kernels.ptx.runtime.launch_replay import ReplayedLaunch as ReplayedLaunch
+from tcemu.kernels.ptx.runtime.launch_replay import replay_launches as replay_launches
 from tcemu.kernels.ptx.runtime.schedule_comparison import WordDifferences as WordDifferences
 from tcemu.kernels.ptx.runtime.scheduler import StepLimit as StepLimit
 from tcemu.kernels.ptx.runtime.target_comparison import Comparison as Comparison
@@ -39,11 +47,15 @@ __all__ = [
     "ExecutedStatement",
     "Function",
     "KernelOutputs",
+    "LaunchRecorder",
+    "LaunchReplays",
     "Misaligned",
     "Module",
     "OutOfBounds",
     "PointerTable",
     "PtxError",
+    "RecordedLaunch",
+    "ReplayedLaunch",
     "Snapshot",
     "Statement",
     "StepLimit",
@@ -56,5 +68,8 @@ __all__ = [
     "compare",
     "compile",
     "parse",
+    "read_launch",
+    "record_launches",
+    "replay_launches",
     "run",
 ]

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cache, partial, wraps
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -25,9 +24,8 @@ from tcemu.base.jax_internals import (
     reset_compilation_cache,
     without_call_stacks,
 )
-from tcemu.base.stored_code import OFF_VALUES, make_private_folder, path_refusal, user_cache_folder, warn_of_folder
+from tcemu.base.stored_code import CACHE_VARIABLE, OFF_VALUES, default_cache_folder, make_private_folder, path_refusal, warn_of_folder
 
-CACHE_VARIABLE = "TCEMU_COMPILATION_CACHE"  # environment variable: a directory, or one of OFF_VALUES
 MIN_COMPILE_SECONDS = 0.1  # least compile time of a stored program: each is a file, and reading it takes some milliseconds
 MAX_SPANS = 64  # spans that a CompileClock keeps apart: more than the depth to which traces nest
 THRESHOLD_OPTION = "jax_persistent_cache_min_compile_time_secs"  # JAX's option for the least compile time of a stored program
@@ -218,9 +216,10 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     variable = os.environ.get(CACHE_VARIABLE)
     if path is None and (variable in OFF_VALUES or (variable is None and _has_cuda())):
         return None
-    directory = Path(path) if path is not None else Path(variable or user_cache_folder() / f"jaxlib-{version('jaxlib')}")
+    directory = Path() if path is None else Path(path)
     try:
-        directory = directory.expanduser().absolute()
+        default = default_cache_folder() if path is None else None
+        directory = default or directory.expanduser().absolute()
         make_private_folder(directory)
         writable = os.access(directory, os.W_OK | os.X_OK)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home directory

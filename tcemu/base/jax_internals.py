@@ -20,7 +20,7 @@ import tcemu.base.jax_release  # noqa: F401 - it checks the release, before name
 
 # isort: split
 from jax import Array
-from jax._src import config, xla_bridge
+from jax._src import config, util, xla_bridge
 from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -62,7 +62,7 @@ INTERNALS = (
         "the names of XLA's options in QUICK_OPTIONS, of which JAX 0.11 has one fewer, and the message for an unknown one",
         OLDEST_SOURCE,
     ),
-    Internal("caches_were_cleared", "a jitted function has _cache_size, which jax.clear_caches makes 0", OLDEST_SOURCE),
+    Internal("caches_were_cleared", "functions under jax._src.util.cache forget their results in jax.clear_caches", "0.10.1"),
     Internal(
         "compilation_cache_hits",
         "the event of a program from the persistent cache, sent by the thread that compiles; XLA:CPU cannot serialise such a program again",
@@ -161,17 +161,16 @@ _probe_lock = Lock()
 
 @cache
 def _probe(owner: str) -> Any:
-    """Return a program that `jax.clear_caches` drops with all others."""
-    return jax.jit(lambda x: x)
+    """Return a function with one result, which `jax.clear_caches` drops with all others. Nothing is compiled for it."""
+    return util.cache(1, trace_context_in_key=False)(lambda: owner)
 
 
 def caches_were_cleared(owner: str) -> bool:
     """Return whether `jax.clear_caches` has run since this owner's last call; True at its first call."""
     with _probe_lock:
         probe = _probe(owner)
-        cleared = probe._cache_size() == 0
-        if cleared:
-            probe(0)
+        cleared = probe.cache_info().currsize == 0
+        probe()
     return cleared
 
 

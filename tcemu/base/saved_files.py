@@ -95,13 +95,16 @@ def pack_archive(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
     return buffer.getvalue()
 
 
-def unpack_archive(content: bytes, names: re.Pattern[str], skipped: str | None = None) -> tuple[Any, dict[str, bytes]]:
+def unpack_archive(
+    content: bytes, names: re.Pattern[str], skipped: str | None = None, largest: int = MAX_MEMBER_BYTES
+) -> tuple[Any, dict[str, bytes]]:
     """Read an archive of `pack_archive`. The zip's directory is checked before anything is unpacked.
 
     Args:
         content: Bytes of the archive.
         names: Pattern of the names that the archive may have, with ".npy".
         skipped: Prefix of names that are not read.
+        largest: Unpacked bytes that an array may have.
 
     Returns:
         The header, and the .npy bytes by name; see `read_array`.
@@ -125,10 +128,10 @@ def unpack_archive(content: bytes, names: re.Pattern[str], skipped: str | None =
             name = info.filename.removesuffix(".npy")
             if skipped is not None and name.startswith(skipped):
                 continue
-            if info.file_size > MAX_MEMBER_BYTES or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise DamagedFile(f"{name} unpacks to {info.file_size:,} bytes; expected at most {MAX_MEMBER_BYTES:,}, stored or deflated")
+            if info.file_size > largest or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DamagedFile(f"{name} unpacks to {info.file_size:,} bytes; expected at most {largest:,}, stored or deflated")
             with archive.open(info) as member:
-                members[name] = member.read(MAX_MEMBER_BYTES + 1)
+                members[name] = member.read(largest + 1)
     if HEADER not in members:
         raise DamagedFile(f"{HEADER} is missing")
     return parse_json(read_array(members.pop(HEADER), np.uint8, None).tobytes()), members

@@ -35,6 +35,7 @@ from tcemu.base.errors import warn_once
 from tcemu.base.files import EXCLUSIVE, TOKEN_BYTES, WRITE_LOCK
 
 KERNEL_VARIABLE = "TCEMU_KERNELS"  # environment variable: a folder for kernels, or one of OFF_VALUES
+CACHE_VARIABLE = "TCEMU_COMPILATION_CACHE"  # environment variable: a folder for programs, or one of OFF_VALUES
 OFF_VALUES = ("", "0", "off")
 PAGE = 'docs/speed.md, "Compiled code on disk"'
 
@@ -364,12 +365,38 @@ def find_host_calls(text: str) -> list[HostCall]:
     return [_host_calls[name] for name in sorted(set(re.findall(rf"\b{HOST_CALL_PREFIX}\w+", text)) & _host_calls.keys())]
 
 
-def cache_subfolder(name: str) -> Path | None:
-    """Return a folder within that of JAX's persistent compilation cache, or None where that is off; see `tcemu.cache_compilations`."""
-    configured = jax.config.values
-    if not configured["jax_enable_compilation_cache"] or not configured["jax_compilation_cache_dir"]:
+def default_cache_folder() -> Path | None:
+    """Return the folder for compiled programs: $TCEMU_COMPILATION_CACHE, or a folder per jaxlib version in the user's cache. None: off.
+
+    Raises:
+        RuntimeError: The user has no home directory.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    if named in OFF_VALUES:
         return None
-    return Path(configured["jax_compilation_cache_dir"]) / name
+    return Path(named or user_cache_folder() / f"jaxlib-{version('jaxlib')}").expanduser().absolute()
+
+
+def cache_subfolder(name: str, *, always: bool = False) -> Path | None:
+    """Return a folder for programs within that of JAX's persistent compilation cache; see `tcemu.cache_compilations`.
+
+    Args:
+        name: Name of the folder.
+        always: Where JAX has no folder for its cache, return one within `default_cache_folder`.
+
+    Returns:
+        The folder, or None: the cache is off.
+    """
+    configured = jax.config.values
+    if not configured["jax_enable_compilation_cache"]:
+        return None
+    if configured["jax_compilation_cache_dir"]:
+        return Path(configured["jax_compilation_cache_dir"]) / name
+    try:
+        default = default_cache_folder() if always else None
+    except RuntimeError:
+        return None
+    return None if default is None else default / name
 
 
 def program_entry(key: object, label: str = "program") -> Entry:

@@ -1,6 +1,7 @@
-"""What the manual's text of the video instructions computes, in Python's integers (PTX ISA 9.7.18). It shares nothing with tcemu.
+"""What the video instructions compute, in Python's integers (PTX ISA 9.7.18). It shares nothing with tcemu.
 
-An instruction is its opcode and its operands, written as "%r1.h0" or "-%r2"; the values are those of the whole registers.
+The packed ones follow the manual's text. The scalar ones follow the machine code that ptxas 13.0 makes of them for sm_90, read statement by
+statement. An instruction is its opcode and its operands, written as "%r1.h0" or "-%r2"; the values are those of the whole registers.
 """
 
 from __future__ import annotations
@@ -45,37 +46,50 @@ def scalar(name: str, parts: list[str], operands: list[str], values: list[int]) 
     a, b = part(values[0], atype, selectors[1]), part(values[1], btype, selectors[2])
     c = values[2] if len(values) > 2 else 0
     if name == "vmad":
-        final = "s" if "s32" in (atype, btype) or negated[1] ^ negated[2] or negated[3] else "u"
-        product, lsb = a * b, 0
-        if "po" in parts:
-            lsb = 1
-        elif negated[1] ^ negated[2]:
-            product, lsb = ~product, 1
-        elif negated[3]:
-            c, lsb = ~c % 2**32, 1
-        total = product + (signed(c, 32) if final == "s" else c) + lsb
-        if negated[1] ^ negated[2] and negated[3]:
-            total = product + lsb - signed(c, 32)
-        total >>= 7 if "shr7" in parts else 15 if "shr15" in parts else 0
-        return (clamp(total, final, 32) if "sat" in parts else total) % 2**32
+        return multiply_add(parts, signed(a, 32) * signed(b, 32), signed(c, 32), negated, "s32" in (atype, btype)) % 2**32
     if name == "vset":
-        t = compare(parts, a, b)
+        t, dtype = compare(parts, a, b), atype
     elif name in ("vshl", "vshr"):
         count = min(b, 32) if "clamp" in parts else b & 31
-        t = a << count if name == "vshl" else a >> count
+        t = signed(a << count, 64) if name == "vshl" else a >> count
     else:
         t = basic(name, a, b)
-    bits = {"": 32, "b": 8, "h": 16}[selectors[0][:1]]
-    t = clamp(t, dtype[0], bits) if "sat" in parts else signed(t, 33)
-    if selectors[0]:
-        at = int(selectors[0][1:]) * bits
-        return c & ~((2**bits - 1) << at) | (t % 2**bits) << at
-    third = signed(c, 32) if dtype == "s32" else c
+    narrow, kind = selectors[0], dtype[0]
+    compared = t
+    if "sat" in parts:
+        if narrow and name not in ("vshl", "vshr"):  # unsigned, of the low word; the limit if the high word is not zero
+            top = LIMITS[kind, {"b": 8, "h": 16}[narrow[0]]][1]
+            t = top if t >> 32 else min(t, top)
+        elif kind == "s":
+            t = clamp(signed(t, 34), "s", 32)
+        elif name == "vshl":
+            t = clamp(signed(t, 34), "u", 32)
+        else:
+            t = t % 2**32 if t >= 0 else 0
+        compared = t if kind == "u" and name != "vshl" else signed(t, 32)
+    if narrow:
+        bits, at = {"b": 8, "h": 16}[narrow[0]], int(narrow[1:]) * {"b": 8, "h": 16}[narrow[0]]
+        moved = t >> 16 if narrow == "h1" else t  # a permutation that takes the upper half
+        return c & ~((2**bits - 1) << at) | (moved % 2**bits) << at
     if "add" in parts:
-        t += third
+        t += c
     elif "min" in parts or "max" in parts:
-        t = (min if "min" in parts else max)(t, third)
+        compared = signed(compared, 32) if name in ("vadd", "vsub") else compared
+        left, right = (compared, signed(c, 32)) if kind == "s" else (compared % 2**64, c)
+        t = (min if "min" in parts else max)(left, right)
     return t % 2**32
+
+
+def multiply_add(parts: list[str], product: int, c: int, negated: list[bool], signed_source: bool) -> int:
+    """The word of vmad, before it is cut to 32 bits. Sources are signed words."""
+    flipped = negated[1] ^ negated[2]
+    total = (~product if flipped else product) + (~c if negated[3] else c) + (1 if flipped or negated[3] or "po" in parts else 0)
+    final = "s" if signed_source or flipped or negated[3] else "u"
+    shift = 7 if "shr7" in parts else 15 if "shr15" in parts else 0
+    total = total >> shift if final == "s" else total % 2**64 >> shift
+    if "sat" not in parts:
+        return total
+    return clamp(total if final == "s" else signed(total, 64), final, 32)
 
 
 def packed(name: str, parts: list[str], operands: list[str], values: list[int]) -> int:

@@ -20,6 +20,7 @@ SMALLEST = {
     "mma": "--warps 4 --formats f16 --repeats 1",
     "model": "--layers 1 --width 32 --heads 2 --words 64 --tokens 16 --recipes bf16 --repeats 1 --again",
     "ptx": "--small",
+    "ptx_first_calls": "--kernels softmax_warp",
     "ptx_fuzz": "--cases 4",
     "quantize": "--sizes 32 --recipes fp8 --repeats 1",
     "replay_model": f"--check {pages.ROOT / 'tests/golden/replay_model.json.xz'}",

@@ -21,12 +21,12 @@ WINGS = {  # from the ground up: a wing imports from those before it. Of each it
     "engine": ("formats", "isa layouts", "arithmetic", "architectures", "backends", "instructions"),
     "operations": ("quantize products functional",),
     "uses": ("emulation explanation study silicon fuzz replay viz", "drift"),
-    "kernels": ("ptx", "triton"),
+    "kernels": ("ptx", "triton cute"),
     "faces": ("torch commands data",),
 }
 PUBLIC = (  # files with the public names of a room
     "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "functional",
-    "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "torch",
+    "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "cute", "torch",
 )  # fmt: skip
 PROGRAMS = ("testing", "cli", "__main__")  # files that use the wings as a user does
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
@@ -298,7 +298,12 @@ print(tcemu.gemm(one, one, op="f16", target="H100"))
 def test_only_faces_of_kernels_import_them():
     imports = {path: imported_modules(ast.parse((ROOT / path).read_text())) for path in FILES}
     outside = {path.as_posix() for path, names in imports.items() if any(name.startswith("tcemu.kernels") for name in names)}
-    allowed = {"tcemu/ptx.py", "tcemu/triton.py", "tcemu/faces/commands/run_command.py"}
+    allowed = {
+        "tcemu/ptx.py",
+        "tcemu/triton.py",
+        "tcemu/cute.py",
+        *(f"tcemu/faces/commands/{name}_command.py" for name in ("run", "launches")),
+    }
     assert {path for path in outside if not path.startswith("tcemu/kernels/")} <= allowed
 
 

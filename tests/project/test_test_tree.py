@@ -27,8 +27,17 @@ def test_names_are_unique_and_folders_are_no_packages():
 
 
 def test_folders_mirror_the_package():
-    # independent implementations, the repository, other CPUs; in wings: proofs, tcemu.torch, tcemu.triton, tcemu.testing with the plugin
-    own = {"oracles", "project", "portability", "engine/proofs", "faces/pytorch", "kernels/triton_kernels", "faces/testing"}
+    # independent implementations, the repository, other CPUs; in wings: proofs, faces of packages, tcemu.testing with the plugin
+    own = {
+        "oracles",
+        "project",
+        "portability",
+        "engine/proofs",
+        "faces/pytorch",
+        "kernels/triton_kernels",
+        "kernels/cute_dsl",
+        "faces/testing",
+    }
     package = {path.parent.relative_to(TESTS.parent / "tcemu").as_posix() for path in (TESTS.parent / "tcemu").glob("**/__init__.py")}
     assert {path.parent.relative_to(TESTS).as_posix() for path in FILES} - own <= package
 

@@ -5,7 +5,7 @@ The tests of torch and of Triton resolve theirs, so that a release without one i
 
 PRIVATE_NAMES = {
     "tcemu/base/interrupts.py": ["os._exit"],
-    "tcemu/base/jax_internals.py": ["probe._cache_size", "tracer._trace"],
+    "tcemu/base/jax_internals.py": ["tracer._trace"],
     "tcemu/cli.py": ["_command_parser(root, name)._actions", "argparse._SubParsersAction", "os._exit", "root._actions"],
     "tcemu/faces/commands/verify_commands.py": ["os._exit"],
     "tcemu/faces/torch/function_handlers.py": ["torch._C"],

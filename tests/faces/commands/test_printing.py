@@ -34,6 +34,7 @@ PRINTING = {
     "quantizers": "quantizers deepgemm",
     "gemm": "gemm A.npy B.npy --op " + F16,
     "run": "run kernel.ptx --grid 1 --block 1 --arg A.npy",
+    "launches": "launches list launches",
     "explain": f"explain {F16} --random 1",
     "explain several": f"explain {F16} --random 1 --target sm_80 --target sm_90a --steps",
     "explain as JSON": f"explain {F16} --random 1 --json",
@@ -63,6 +64,7 @@ def folder(tmp_path, monkeypatch):
     for name, shape in (("A", (4, 5)), ("B", (5, 2))):
         np.save(tmp_path / f"{name}.npy", rng.normal(size=shape).astype(np.float32))
     (tmp_path / "kernel.ptx").write_text(KERNEL)
+    (tmp_path / "launches").mkdir()
     (tmp_path / "order.json").write_text(dumps(KernelRecipe(F32, F32, F32, Lanes(), Slices.single(5))))
     record(lambda x: x + 1, tmp_path / "run.drift")(np.ones(3, np.float32))
     monkeypatch.chdir(tmp_path)

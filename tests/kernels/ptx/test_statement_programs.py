@@ -7,10 +7,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from ptx_kernels.manifest import KERNELS
 
 from tcemu import Unsupported, execution, ptx
+from tcemu.base import stored_code
+from tcemu.base.stored_code import CACHE_VARIABLE
 from tcemu.engine.backends.llvm import xla_call
 from tcemu.kernels.ptx.instruction_interface import Operation
 from tcemu.kernels.ptx.linker import compiled_statements, linked_kernel
-from tcemu.kernels.ptx.linker.statement_programs import OPTIMISED, QUICK, store_programs
+from tcemu.kernels.ptx.linker.statement_programs import OPTIMISED, QUICK, SUBFOLDER, store_programs
 from tcemu.kernels.ptx.simt import faults
 
 TEXT = """
@@ -34,8 +36,9 @@ def forget_programs():
 
 
 @pytest.fixture
-def nothing_cached():
-    """Without JAX's own cache of compiled programs, whose programs are not stored a second time."""
+def nothing_cached(monkeypatch):
+    """Without JAX's own cache of compiled programs, whose programs are not stored a second time, and without the user's."""
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     folder = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
@@ -73,6 +76,27 @@ def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_
             file.write_bytes(file.read_bytes()[:100])
         assert np.array_equal(run_scale(), first) and len(compilations) > count
     assert np.array_equal(first, 5 * VALUES + 7)
+    forget_programs()
+
+
+def test_programs_are_stored_by_default(tmp_path, compilations, nothing_cached, monkeypatch):
+    """A process that says nothing of caches stores its statements where a later one finds them; "off" stores nothing."""
+    forget_programs()
+    run_scale()
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setattr(stored_code, "user_cache_folder", lambda: tmp_path)
+    forget_programs()
+    first = run_scale()
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("jaxlib-") and [each.name for each in folder.iterdir()] == [SUBFOLDER]
+    assert folder.stat().st_mode & 0o077 == 0 and len([*(folder / SUBFOLDER).iterdir()]) > 1
+    forget_programs()
+    count = len(compilations)
+    assert np.array_equal(run_scale(), first) and len(compilations) == count
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "named"))
+    forget_programs()
+    run_scale()
+    assert [each.name for each in (tmp_path / "named").iterdir()] == [SUBFOLDER]
     forget_programs()
 
 

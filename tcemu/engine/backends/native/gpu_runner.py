@@ -64,7 +64,7 @@ class Gpu:
         self.name, self.target = str(self.device.name), capability_target(*self.device.compute_capability)
 
     def facts(self) -> dict[str, str]:
-        version = _call_driver("cuDriverGetVersion")
+        version = call_driver("cuDriverGetVersion")
         return {
             "device": self.name,
             "target": self.target,
@@ -109,13 +109,13 @@ class Gpu:
         pointers: dict[str, Any] = {}
         try:
             for name, x in host.items():
-                pointers[name] = _call_driver("cuMemAlloc", x.nbytes)
-                _call_driver("cuMemcpyHtoD", pointers[name], x.ctypes.data, x.nbytes)
+                pointers[name] = call_driver("cuMemAlloc", x.nbytes)
+                call_driver("cuMemcpyHtoD", pointers[name], x.ctypes.data, x.nbytes)
             self._launch(made, shape[0], {name: int(p) for name, p in pointers.items()}, image)
-            _call_driver("cuMemcpyDtoH", result.ctypes.data, pointers[made.written], result.nbytes)
+            call_driver("cuMemcpyDtoH", result.ctypes.data, pointers[made.written], result.nbytes)
         finally:
             for pointer in pointers.values():
-                _call_driver("cuMemFree", pointer)
+                call_driver("cuMemFree", pointer)
         return jnp.asarray(result)
 
     def _launch(self, made: StatementKernel, cases: int, pointers: Mapping[str, int], image: int) -> None:
@@ -137,7 +137,7 @@ class Gpu:
                 from cuda.bindings import driver  # type: ignore[reportMissingImports]
 
                 attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                _call_driver("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(loaded.handle)), self.device.device_id)
+                call_driver("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(loaded.handle)), self.device.device_id)
             self.kernels[made.text, dynamic] = loaded
         return self.kernels[made.text, dynamic]
 
@@ -187,7 +187,7 @@ def _zeros(shape: tuple[int, ...]) -> Array:
     return _filled(shape)()
 
 
-def _call_driver(call: str, *arguments: Any) -> Any:
+def call_driver(call: str, *arguments: Any) -> Any:
     """Returns the result of a call of the driver. Raises RuntimeError."""
     from cuda.bindings import driver  # type: ignore[reportMissingImports]
 

@@ -30,7 +30,8 @@ _folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", defaul
 def store_programs(folder: str | os.PathLike) -> Iterator[None]:
     """Store the programs that are compiled meanwhile in a folder, and take from it those that another process has stored.
 
-    Without it they are stored beside JAX's persistent compilation cache, if that is on; see `tcemu.cache_compilations`.
+    Without it they are stored in a folder within that of JAX's persistent compilation cache, or, where JAX has none, within the user's
+    cache folder; see `tcemu.base.stored_code.cache_subfolder`.
     """
     token = _folder.set(Path(folder))
     try:
@@ -40,7 +41,7 @@ def store_programs(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def _program_folder() -> Path | None:
-    return _folder.get() or cache_subfolder(SUBFOLDER)
+    return _folder.get() or cache_subfolder(SUBFOLDER, always=True)
 
 
 class TracedStatement(NamedTuple):

@@ -224,6 +224,16 @@ class Buffer:
         return room_start(self.room)
 
 
+class Reference(NamedTuple):
+    """A pointer or a tensor map in the parameters of a launch, or in a buffer."""
+
+    holder: int | None  # output with the reference in its bytes, by its number; None: the parameters of a case
+    byte: int  # position of the reference
+    output: int  # output to which the reference leads
+    offset: int = 0  # bytes from the beginning of the output; of a tensor map 0
+    tensor_map: TensorMap | None = None
+
+
 @dataclass
 class LaunchInputs:
     """The initial memory and the parameters of a launch."""
@@ -233,6 +243,12 @@ class LaunchInputs:
     parameters: np.ndarray = field(default_factory=lambda: np.zeros((1, 0), np.uint8))  # uint8[cases, bytes]
     word_count: int = 0  # words of global memory
     reached: dict[int, Buffer] = field(default_factory=dict)  # by the identity of an array to which a table or a struct points
+    references: list[Reference] = field(default_factory=list)  # the same ones for every case
+
+    def add_reference(self, holder: Buffer | None, byte: int, target: Buffer, offset: int = 0, tensor_map: TensorMap | None = None) -> None:
+        """Note a pointer or a tensor map. holder: the buffer that contains it; None: the parameters."""
+        numbers = {self.buffers[buffers[0]].room: number for number, (_, _, buffers) in enumerate(self.outputs)}
+        self.references.append(Reference(None if holder is None else numbers[holder.room], byte, numbers[target.room], offset, tensor_map))
 
     def add_buffer(self, name: str, room: int, data: np.ndarray) -> Buffer:
         """Append a buffer."""
@@ -340,13 +356,16 @@ def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> 
         argument = value.data if isinstance(value, TensorMap | BufferPointer) and isinstance(value.data, int) else number
         if isinstance(value, BufferPointer):
             encoded = _encode_pointers(parameter, value, buffers.get(argument), len(args))
+            inputs.add_reference(None, start, buffers[argument][0], value.offset)
         elif isinstance(value, TensorMap):
             maps = _encode_tensor_maps(parameter, value, buffers.get(argument), len(args), size)
             encoded = [each.view(np.uint8) for each in maps]
+            inputs.add_reference(None, start, buffers[argument][0], tensor_map=value)
         elif isinstance(value, Struct):
-            encoded = [_encode_struct(inputs, parameter, value, buffers, size)]
+            encoded = [_encode_struct(inputs, parameter, value, buffers, start, size)]
         elif number in buffers:  # an array or a table
             encoded = [_address_bytes(buffer.address) for buffer in buffers[number]]
+            inputs.add_reference(None, start, buffers[number][0])
         else:
             values = [value] if cases is None else _case_values(parameter.name, value, cases)
             encoded = [np.frombuffer(_encode_argument(parameter, single, size), np.uint8) for single in values]
@@ -401,13 +420,16 @@ def _write_table(inputs: LaunchInputs, name: str, table: PointerTable, buffer: B
     for byte, pointer in table.pointers.items():
         target = _find_buffer(inputs, f"memory behind {name}", pointer.data, buffers)
         words[byte : byte + POINTER_BYTES] = _address_bytes(target.address + pointer.offset)
+        inputs.add_reference(buffer, byte, target, pointer.offset)
     position = next(i for i, each in enumerate(inputs.buffers) if each is buffer)
     inputs.buffers[position] = replace(buffer, data=words)
     return inputs.buffers[position]
 
 
-def _encode_struct(inputs: LaunchInputs, parameter: Variable, struct: Struct, buffers: dict[int, list[Buffer]], size: int) -> np.ndarray:
-    """Encode a struct, and add the arrays to which it points."""
+def _encode_struct(
+    inputs: LaunchInputs, parameter: Variable, struct: Struct, buffers: dict[int, list[Buffer]], start: int, size: int
+) -> np.ndarray:
+    """Encode a struct of `size` bytes at byte `start` of the parameters, and add the arrays to which it points."""
     if struct.dtype.itemsize != size:
         raise TypeError(f"{parameter.name}: got a Struct of {struct.dtype.itemsize} bytes; the parameter has {size}")
     encoded = np.zeros(size, np.uint8)
@@ -416,9 +438,12 @@ def _encode_struct(inputs: LaunchInputs, parameter: Variable, struct: Struct, bu
         if isinstance(value, TensorMap):
             buffer = _find_buffer(inputs, name, value.data, buffers)
             data = value.encode(buffer.address, buffer.data.nbytes).view(np.uint8)
+            inputs.add_reference(None, start + each.offset, buffer, tensor_map=value)
         elif each.is_pointer:
             pointer = value if isinstance(value, BufferPointer) else BufferPointer(value)
-            data = _address_bytes(_find_buffer(inputs, name, pointer.data, buffers).address + pointer.offset)
+            buffer = _find_buffer(inputs, name, pointer.data, buffers)
+            data = _address_bytes(buffer.address + pointer.offset)
+            inputs.add_reference(None, start + each.offset, buffer, pointer.offset)
         else:
             data = np.frombuffer(value if isinstance(value, bytes) else _encode_leaf(each), np.uint8)
         encoded[each.offset : each.offset + len(data)] = data

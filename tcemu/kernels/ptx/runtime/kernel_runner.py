@@ -19,7 +19,8 @@ from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.kernels.ptx.linker.contraction import fuse_products
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.kernels.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
-from tcemu.kernels.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
+from tcemu.kernels.ptx.runtime.launch_records import is_recording, record_launch
+from tcemu.kernels.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape, read_dimensions
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions, add_heap
 from tcemu.kernels.ptx.runtime.schedule_comparison import compare_schedules
 from tcemu.kernels.ptx.runtime.scheduler import Schedule
@@ -128,6 +129,13 @@ def run(
         watching = (watch,) if callable(watch) else tuple(watch)
         observers = (tracer, *watching) if tracer.tracepoints else watching
         outputs = KernelOutputs(inputs.read_outputs(launch.execute(step_limit, observers)))
+        if is_recording():
+            sizes = {
+                "grid": read_dimensions("grid", grid),
+                "block": shape.block,
+                "cluster": shape.cluster if shape.explicit_cluster else None,
+            }
+            record_launch(module, kernel, inputs, outputs, **sizes, shared_bytes=shared_bytes, cooperative=cooperative, fmad=fmad)
         if schedule == ADVERSARIAL:
             inputs = place_arguments(kernel, args, cases)
             again = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
