@@ -109,7 +109,9 @@ def nvjet(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrde
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
     tiles = ceil_div(ceil_div(call.n, tile_n), of_n) * of_n * ceil_div(ceil_div(call.m, tile_m), of_m) * of_m
     if blocks % tiles:
-        raise NotModelled(f"{launch.name}: {blocks} blocks are no multiple of the {tiles} output tiles of {call}, so its slices are not known")
+        raise NotModelled(
+            f"{launch.name}: {blocks} blocks are no multiple of the {tiles} output tiles of {call}, so its slices are not known"
+        )
     return SliceOrder(unit, Slices.even(call.k, blocks // tiles, NVJET_GRAIN))
 
 
@@ -127,7 +129,11 @@ def slices_of_grid(launch: Launch, call: TorchProduct) -> int:
 def cutlass_slices(launch: Launch, call: TorchProduct) -> Slices:
     count, size = slices_of_grid(launch, call), BYTES[call.format]
     line = LINE // size
-    return Slices.even(call.k, count, line if call.has_contiguous_k and call.k % line == 0 else VECTOR // size) if count > 1 else Slices.single(call.k)
+    return (
+        Slices.even(call.k, count, line if call.has_contiguous_k and call.k % line == 0 else VECTOR // size)
+        if count > 1
+        else Slices.single(call.k)
+    )
 
 
 def cutlass(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
@@ -168,7 +174,9 @@ def small_columns(match: re.Match[str], launch: Launch, call: TorchProduct) -> S
 def check_whole_k(launch: Launch, call: TorchProduct) -> None:
     """Raises NotModelled for a product with a vector whose kernel cuts K: its grid's third side is more than the batch."""
     if launch.grid[2] != call.batch:
-        raise NotModelled(f"{launch.name[:80]}: the order of a kernel for vectors that cuts K is not known; a probe of its sums would teach it")
+        raise NotModelled(
+            f"{launch.name[:80]}: the order of a kernel for vectors that cuts K is not known; a probe of its sums would teach it"
+        )
 
 
 def vector_by_columns(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
@@ -183,7 +191,9 @@ def vector_chain(match: re.Match[str], launch: Launch, call: TorchProduct) -> Sl
 def vector_warps(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
     lanes = int(match["lanes"])
     if lanes < 32 and call.k > 4 * lanes:
-        raise NotModelled(f"{launch.name[:80]}: the order of more than {4 * lanes} elements is not known; a probe of its sums would teach it")
+        raise NotModelled(
+            f"{launch.name[:80]}: the order of more than {4 * lanes} elements is not known; a probe of its sums would teach it"
+        )
     return SliceOrder(Lanes(lanes, 4), Slices.single(call.k))
 
 
