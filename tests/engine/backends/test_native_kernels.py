@@ -26,7 +26,6 @@ from tcemu.uses.fuzz import implementations, verification
 from tcemu.uses.silicon.operand_variants import operand_variants
 
 F16_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-S8_MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64"
 FP8_WGMMA = f"{WGMMA}k32.f32.e4m3.e4m3"
 compiled_here = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed here")
