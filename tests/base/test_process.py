@@ -71,16 +71,8 @@ def run_in_process(code: str) -> str:
     return done.stdout
 
 
-def test_importing_changes_nothing_in_the_configuration_of_jax():
-    shown = "{k: repr(v) for k, v in jax.config.values.items()}"
-    said = run_in_process(
-        f"import os, jax; before, env = {shown}, dict(os.environ); import tcemu; print({shown} == before, dict(os.environ) == env)"
-    )
-    assert said == "True True\n"
-
-
-def test_help_needs_no_jax_and_importing_no_backend():
-    """What is not wanted is not loaded: JAX for --help, and for an import; its backends before a product."""
+def test_help_needs_no_jax_and_names_come_at_first_use():
+    """What is not wanted is not loaded: JAX for --help, and for an import."""
     loaded = "sorted(name for name in ('jax', 'numpy') if name in sys.modules)"
     code = f"""
 import sys, tcemu
@@ -91,23 +83,32 @@ for words in ("--help", "--version"):
         main([words])
     except SystemExit:
         print({loaded})
+print([getattr(tcemu, name).__name__ for name in ("gemm", "fuzz", "recipes", "study", "Recipe")])
 """
     lines = run_in_process(code).splitlines()
     assert lines[0] == f"{tcemu.__version__} []" and lines[1:].count("[]") == 2
-    code = """
+    assert lines[-1] == "['gemm', 'tcemu.fuzz', 'tcemu.operations.products.recipes', 'tcemu.study', 'Recipe']"
+
+
+def test_importing_changes_nothing_in_the_configuration_of_jax():
+    """And initialises no backend, which a product does."""
+    shown = "{k: repr(v) for k, v in jax.config.values.items()}"
+    code = f"""
+import os, jax
+before, env = {shown}, dict(os.environ)
 import tcemu
+print({shown} == before, dict(os.environ) == env)
+from tcemu import *
+print(gemm.__name__, fuzz.__name__, len(Recipe.__doc__) > 9)
 tcemu.parse("f16"), tcemu.get_recipe("bf16"), tcemu.get_model("f16", "H100"), [getattr(tcemu, name) for name in tcemu.__all__]
 from jax._src import xla_bridge
-print(len(xla_bridge._backends))
+print({shown} == before, len(xla_bridge._backends))
 """
-    assert run_in_process(code) == "0\n"
+    assert run_in_process(code) == "True True\ngemm tcemu.fuzz True\nTrue 0\n"
 
 
-def test_every_public_name_comes_at_first_use():
+def test_every_public_name_is_there_and_no_other():
     """Also modules that are not public; and what there is not is said."""
-    used = "import tcemu; print([getattr(tcemu, name).__name__ for name in ('gemm', 'fuzz', 'recipes', 'study', 'Recipe')])"
-    assert run_in_process(used) == "['gemm', 'tcemu.fuzz', 'tcemu.operations.products.recipes', 'tcemu.study', 'Recipe']\n"
-    assert run_in_process("from tcemu import *; print(gemm.__name__, fuzz.__name__, len(Recipe.__doc__) > 9)") == "gemm tcemu.fuzz True\n"
     assert all(getattr(tcemu, name) is not None for name in tcemu.__all__)
     for name in ("gem", "__wrapped__"):
         with pytest.raises(AttributeError, match=f"module 'tcemu' has no attribute '{name}'"):
