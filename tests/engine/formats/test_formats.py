@@ -96,7 +96,7 @@ def test_bits_above_a_code_are_ignored(name):
     assert same_floats(to_float(FORMATS[name], bytes_), to_float(FORMATS[name], inside))
 
 
-@pytest.mark.parametrize("name", sample_cases(SMALL_FLOATS, 6))
+@pytest.mark.parametrize("name", sample_cases(SMALL_FLOATS, ["e5m2", "ue8m0"]))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_to_narrower_floats_rounds_to_nearest(name, dtype):
     target = {"float16": "f16", "bfloat16": "bf16"}[dtype]
