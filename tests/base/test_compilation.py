@@ -116,11 +116,16 @@ def test_wide_vectors_where_the_call_is_the_whole_program_and_nowhere_else(monke
     assert twice(jnp.arange(4.0)).tolist() == [0, 2, 4, 6] and seen[-1] is None
 
 
-def test_the_width_that_the_user_chose_stays():
-    code = "from tcemu.base.compilation import _has_wide_vectors as wide; print(wide())"
-    assert run_in_process(code=code, XLA_FLAGS="--xla_cpu_prefer_vector_width=256") == ["False"]
+def test_the_width_that_the_user_chose_stays(monkeypatch):
+    wide = compilation._has_wide_vectors.__wrapped__
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=256")
+    assert not wide()
+    monkeypatch.setenv("XLA_FLAGS", "")
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    assert run_in_process(code=code, XLA_FLAGS="") == [str("avx512f" in flags)]
+    assert wide() == ("avx512f" in flags)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not wide()
 
 
 # ---- the cache on disk

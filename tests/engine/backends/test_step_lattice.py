@@ -31,10 +31,15 @@ def assert_no_word_differs(name: str, path: str, repeats: int = 1) -> None:
     assert sum(words for *_, words in found) > 0 or path.startswith(("llvm", "cuda tile", "cuda warp"))  # some have no kernel
 
 
+LLVM = ("llvm", "llvm without AVX-512", "llvm by columns")
+FOR_CPUS = [(path, name) for name in sorted(arithmetics()) for path in LLVM]
+USUAL_FOR_CPUS = [(path, name) for at, name in enumerate(USUAL) for path in (LLVM[0], LLVM[1 + at % 2])]
+
+
 @pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing() or "kernels can be called")
-@pytest.mark.parametrize("path", ["llvm", "llvm without AVX-512", "llvm by columns"])
-@pytest.mark.parametrize("name", sample_cases(sorted(arithmetics()), USUAL))
-def test_kernels_for_cpus(name, path):
+@pytest.mark.parametrize("case", sample_cases(FOR_CPUS, USUAL_FOR_CPUS, ", ".join))
+def test_kernels_for_cpus(case):
+    path, name = case
     assert_no_word_differs(name, path)
 
 
