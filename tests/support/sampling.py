@@ -18,7 +18,7 @@ def sample_cases(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callab
         ids: The name of a case.
 
     Returns:
-        The cases; under USUAL_ALONE those of the usual run, if there are any.
+        The cases; under USUAL_ALONE those of the usual run, or one that is left out, since pytest skips a test without cases.
 
     Raises:
         ValueError: `usual` names something that is no case.
@@ -27,13 +27,10 @@ def sample_cases(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callab
     if not isinstance(usual, int) and (unknown := [case for case in usual if case not in cases]):
         raise ValueError(f"not among the cases: {unknown}")
     every = lambda index, case: index % usual == 0 if isinstance(usual, int) else case in usual
-    in_usual = [every(index, case) for index, case in enumerate(cases)]
-    skip_others = USUAL_ALONE and any(in_usual)
-    return [
-        pytest.param(case, id=ids and ids(case), marks=[] if taken else [pytest.mark.full])
-        for case, taken in zip(cases, in_usual, strict=True)
-        if taken or not skip_others
+    every_case = [
+        pytest.param(case, id=ids and ids(case), marks=[] if every(index, case) else [pytest.mark.full]) for index, case in enumerate(cases)
     ]
+    return [case for case in every_case if not case.marks] or every_case[:1] if USUAL_ALONE else every_case
 
 
 class Share(NamedTuple):
