@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tcemu.base.interrupts import Interrupted, exit_on_signals, ignore_signals
 from tcemu.base.text import escape_controls
-from tcemu.faces.commands import CommandError
+from tcemu.faces.commands import CommandError, command_errors
 from tcemu.faces.commands.standard_streams import READER_GONE_STATUS, StreamError, checked_streams
 
 
@@ -173,13 +173,11 @@ def resolve_targets(args: argparse.Namespace) -> None:
         return
     from tcemu.engine.isa.targets import resolve_target  # it imports the tables of instructions, which --help does not need
 
-    try:
+    with command_errors(ValueError):
         if isinstance(given, str):
             args.target = resolve_target(given)
         else:
             args.target = [resolve_target(name) for name in given]
-    except ValueError as error:
-        raise CommandError(str(error)) from error
 
 
 def _print_error(line: str) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import jax
 import pytest
 from file_times import saved_seconds
+from support import sampling
 from support.compiling import compile_in_short_time
-from support.sampling import in_share
 
 from tcemu.base import compilation
 from tcemu.base.execution import execution
@@ -57,6 +57,8 @@ def pytest_configure(config):
     """
     if sys.platform == "win32" and not sys.flags.utf8_mode:
         raise pytest.UsageError("these tests read files in UTF-8, which is not Windows' own encoding: set PYTHONUTF8=1")
+    one_case = any("[" in word for word in config.args)
+    sampling.USUAL_ALONE = config.getoption("markexpr") == "not full" and not one_case
     if path := config.getoption("on_gpu"):
         from support.gpu_kernels import compare_launches
 
@@ -89,8 +91,8 @@ def pytest_collection_modifyitems(config, items):
         seconds = saved_seconds()
         items.sort(key=lambda item: seconds.get(item.path.name, 0), reverse=True)
     if share := config.getoption("share"):
-        kept = [item for item in items if in_share(item.nodeid, share)]
-        config.hook.pytest_deselected(items=[item for item in items if not in_share(item.nodeid, share)])
+        kept = [item for item in items if sampling.in_share(item.nodeid, share)]
+        config.hook.pytest_deselected(items=[item for item in items if not sampling.in_share(item.nodeid, share)])
         items[:] = kept
 
 

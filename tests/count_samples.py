@@ -29,7 +29,7 @@ def main(folders: list[str]) -> int:
     collector, output = Collector(), io.StringIO()
     paths = folders or [str(Path(__file__).parent)]
     with contextlib.redirect_stdout(output):
-        status = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *paths], plugins=[collector])
+        status = pytest.main(["--collect-only", "-q", "-m", "full or not full", "-p", "no:cacheprovider", *paths], plugins=[collector])
     if status != pytest.ExitCode.OK:
         print(output.getvalue().partition("= ERRORS =")[2], file=sys.stderr)
         return int(status)

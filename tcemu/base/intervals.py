@@ -20,19 +20,18 @@ class MeanInterval(NamedTuple):
     high: float
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterval:
+def mean_interval(values: Sequence[float]) -> MeanInterval:
     """Return the mean and its confidence interval, mean ± t · s / √n, with t of n - 1 degrees of freedom.
 
     The interval is exact for values that are independent and normal. It may reach below 0 where all values are above.
 
     Args:
         values: Measurements. A single one has no interval: low and high are NaN.
-        level: Probability with which the interval contains the mean, between 0 and 1.
     """
     mean = fmean(values)
     if len(values) < 2:
         return MeanInterval(mean, float("nan"), float("nan"))
-    half = student_t_quantile((1 + level) / 2, len(values) - 1) * stdev(values) / sqrt(len(values))
+    half = student_t_quantile((1 + LEVEL) / 2, len(values) - 1) * stdev(values) / sqrt(len(values))
     return MeanInterval(mean, mean - half, mean + half)
 
 

@@ -45,9 +45,6 @@ def dot_plot(
         linear: If true, the value axis is linear. By default it is logarithmic, and values that are not above 0 have no mark.
         spans: The least and the greatest value by name, for each series title; drawn as bars.
 
-    Returns:
-        The figure.
-
     Raises:
         ImportError: matplotlib is not installed.
     """
@@ -103,9 +100,6 @@ def line_plot(
         note: Definitions, below the axis. The number of points without a mark is added.
         points: Single points (x, y) for each title, drawn as hollow marks.
 
-    Returns:
-        The figure.
-
     Raises:
         ImportError: matplotlib is not installed.
     """
@@ -148,9 +142,6 @@ def bar_plot(panels: Mapping[str, tuple[Sequence[int], Sequence[int]]], labels: 
         labels: Label of each panel's count axis.
         title: Title of the figure.
         note: Definitions, below the last panel.
-
-    Returns:
-        The figure.
 
     Raises:
         ImportError: matplotlib is not installed.

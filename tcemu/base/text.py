@@ -27,9 +27,6 @@ def wrap_lines(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
         text: Text to wrap.
         indent: Prefix of every line but the first.
         width: Greatest length of a line, except that long words are not broken.
-
-    Returns:
-        The lines.
     """
     return [line.rstrip() for line in wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)]
 
@@ -68,9 +65,6 @@ class ReadableSignature(inspect.Signature):
 
         Args:
             max_width: Greatest length of one line, `SIGNATURE_WIDTH` by default. A longer signature has one parameter per line.
-
-        Returns:
-            The text.
         """
         parts, star = [], False
         parameters = list(self.parameters.values())

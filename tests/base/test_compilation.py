@@ -116,11 +116,16 @@ def test_wide_vectors_where_the_call_is_the_whole_program_and_nowhere_else(monke
     assert twice(jnp.arange(4.0)).tolist() == [0, 2, 4, 6] and seen[-1] is None
 
 
-def test_the_width_that_the_user_chose_stays():
-    code = "from tcemu.base.compilation import _has_wide_vectors as wide; print(wide())"
-    assert run_in_process(code=code, XLA_FLAGS="--xla_cpu_prefer_vector_width=256") == ["False"]
+def test_the_width_that_the_user_chose_stays(monkeypatch):
+    wide = compilation._has_wide_vectors.__wrapped__
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=256")
+    assert not wide()
+    monkeypatch.setenv("XLA_FLAGS", "")
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    assert run_in_process(code=code, XLA_FLAGS="") == [str("avx512f" in flags)]
+    assert wide() == ("avx512f" in flags)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not wide()
 
 
 # ---- the cache on disk
@@ -158,10 +163,6 @@ def test_a_second_process_reads_what_the_first_compiled(tmp_path):
     assert list(Path(directory).iterdir())
 
 
-def test_the_variable_names_a_directory(tmp_path):
-    assert run_in_process(code=CONFIGURED, TCEMU_COMPILATION_CACHE=tmp_path / "a")[0] == str(tmp_path / "a")
-
-
 def test_what_the_user_configured_stays(tmp_path):
     mine = run_in_process(
         tmp_path / "other", code=CONFIGURED, JAX_COMPILATION_CACHE_DIR=tmp_path / "mine", TCEMU_COMPILATION_CACHE=tmp_path / "third"
@@ -180,9 +181,11 @@ def test_what_else_the_user_configured_stays(tmp_path):
     assert run_in_process(tmp_path / "b", code=CONFIGURED, JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
 
 
-def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
+def test_a_home_that_cannot_be_written_does_no_harm_and_the_variable_names_another_directory(tmp_path):
     (tmp_path / "file").write_text("no directory")
-    assert run_in_process(code=CONFIGURED, XDG_CACHE_HOME=tmp_path / "file") == ["None", "None 1.0"]
+    code = f"{CONFIGURED}\nimport os\nos.environ['TCEMU_COMPILATION_CACHE'] = {str(tmp_path / 'a')!r}{CONFIGURED}"
+    found = run_in_process(code=code, XDG_CACHE_HOME=tmp_path / "file")
+    assert found[:2] == ["None", "None 1.0"] and found[2] == str(tmp_path / "a")
 
 
 @pytest.mark.full

@@ -52,10 +52,18 @@ def name_tests(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in NAME_TESTS:
             if "target" in ast.unparse(node.func.value).lower() or any(named_prefix(argument) for argument in node.args):
                 yield ast.unparse(node)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("match", "fullmatch", "search"):
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("match", "fullmatch", "search"):
             yield from (ast.unparse(node) for argument in node.args[:1] if named_prefix(argument))
-        elif isinstance(node, ast.Subscript) and re.fullmatch(r"(\w+\.)*target", ast.unparse(node.value)):
+        elif (
+            isinstance(node, ast.Subscript)
+            and last_name(node.value) == "target"
+            and re.fullmatch(r"(\w+\.)*target", ast.unparse(node.value))
+        ):
             yield ast.unparse(node)
+
+
+def last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def named_prefix(node: ast.AST) -> bool:

@@ -7,10 +7,12 @@ import ast
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support.private_names import PRIVATE_NAMES
@@ -57,10 +59,32 @@ def room(module: str) -> str:
     return ".".join(parts[: 2 if WINGS.get(parts[0]) else 1])
 
 
-def imported_modules(tree: ast.AST) -> list[str]:
-    """Every module that an import statement anywhere in the tree names; relative ones begin with a dot."""
+class FileFacts(NamedTuple):
+    """What the rules ask of a file, which is parsed once."""
+
+    source: str
+    imported: list[str]  # see `imported_modules`
+    at_runtime: list[tuple[str, str]]  # see `runtime_imports`
+    private: list[str]  # see `private_imports`
+    reached: list[str]  # see `reached_private_names`
+
+
+def read_facts(source: str) -> FileFacts:
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    private, reached = private_imports(nodes), reached_private_names(nodes)
+    return FileFacts(source, imported_modules(nodes), runtime_imports(tree), private, reached)  # runtime_imports changes the tree
+
+
+@cache
+def file_facts(path: Path) -> FileFacts:
+    return read_facts((ROOT / path).read_text())
+
+
+def imported_modules(nodes: list[ast.AST]) -> list[str]:
+    """Every module that an import statement anywhere in a file names; relative ones begin with a dot."""
     names = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -70,15 +94,15 @@ def imported_modules(tree: ast.AST) -> list[str]:
     return names
 
 
-def offences(path: Path, source: str) -> list[str]:
+def offences(path: Path, facts: FileFacts) -> list[str]:
     """What in this file, at `tcemu/...`, breaks the floors."""
     module = room(".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__"))
     if WINGS.get(module):
-        return [] if not source else [f"{module} is a wing, and has no code of its own"]
+        return [] if not facts.source else [f"{module} is a wing, and has no code of its own"]
     if module not in FLOOR:
         return [f"{module} has no floor: add it to WINGS"]
     found = []
-    for name in imported_modules(ast.parse(source)):
+    for name in facts.imported:
         package, _, rest = name.partition(".")
         other = room(rest)
         if name.startswith("."):
@@ -97,7 +121,7 @@ def offences(path: Path, source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_go_down_only(path):
-    assert offences(path, (ROOT / path).read_text()) == []
+    assert offences(path, file_facts(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +160,7 @@ def test_imports_go_down_only(path):
     ],
 )
 def test_an_offence_is_seen(path, source, said):
-    assert offences(Path(path), source) == [said]
+    assert offences(Path(path), read_facts(source)) == [said]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +174,7 @@ def test_an_offence_is_seen(path, source, said):
     ],
 )
 def test_what_is_allowed_passes(path, source):
-    assert offences(Path(path), source) == []
+    assert offences(Path(path), read_facts(source)) == []
 
 
 # ---- no circles
@@ -169,21 +193,25 @@ class ForRuntime(ast.NodeTransformer):
         return list(node.orelse) if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING") else node
 
 
-def circle(sources: Mapping[str, str]) -> list[str]:
-    """Modules that import each other in a circle, the first one again at the end; empty if there are none. sources: by module.
+def runtime_imports(tree: ast.AST) -> list[tuple[str, str]]:
+    """What the import statements of a file name, each with its module: a name in a module may be a module itself.
 
-    Every import statement counts, also one inside a function, but not those for type checkers, which never run.
+    Every statement counts, also one inside a function, but not those for type checkers, which never run.
     """
+    named = []
+    for node in ast.walk(ForRuntime().visit(tree)):
+        if isinstance(node, ast.Import):
+            named += [(alias.name, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+    return named
+
+
+def circle(facts: Mapping[str, FileFacts]) -> list[str]:
+    """Modules that import each other in a circle, the first one again at the end; empty if there are none. facts: by module."""
     graph = {}
-    for module, source in sources.items():
-        named = set()
-        for node in ast.walk(ForRuntime().visit(ast.parse(source))):
-            if isinstance(node, ast.Import):
-                named |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-                named |= {name if name in sources else node.module for name in names.values()}
-        graph[module] = named & sources.keys()
+    for module, own in facts.items():
+        graph[module] = {name if name in facts else of for name, of in own.at_runtime} & facts.keys()
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -192,7 +220,7 @@ def circle(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    assert circle({module_name(path): (ROOT / path).read_text() for path in FILES}) == []
+    assert circle({module_name(path): file_facts(path) for path in FILES}) == []
 
 
 @pytest.mark.parametrize(
@@ -207,27 +235,22 @@ def test_no_modules_import_each_other_in_a_circle():
     ],
 )
 def test_a_circle_is_seen(sources, length):
-    assert len(circle(sources)) == length
+    assert len(circle({module: read_facts(source) for module, source in sources.items()})) == length
 
 
 # ---- what is private stays in its module
 
 
-def check_files(check: Callable[[Path, str], list[str]]) -> str:
-    """What a check says of all files, a line each; "" if it has nothing to say."""
-    return "\n".join(f"{path}: {said}" for path in (PACKAGE_ROOT, *FILES) for said in check(path, (ROOT / path).read_text()))
-
-
-def private_imports(source: str) -> list[str]:
+def private_imports(nodes: list[ast.AST]) -> list[str]:
     """Private names of tcemu's other modules that a file uses: imported, or reached through an imported module."""
-    tree, modules, used = ast.parse(source), {}, []
-    for node in ast.walk(tree):
+    modules, used = {}, []
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tcemu":
             used += [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
             modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             modules |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name.split(".")[0] == "tcemu"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             owner = modules.get(ast.unparse(node.value))
             used += [f"{owner}.{node.attr}"] if owner is not None and (ROOT / f"{owner.replace('.', '/')}.py").is_file() else []
@@ -235,8 +258,7 @@ def private_imports(source: str) -> list[str]:
 
 
 def test_no_private_name_leaves_its_module():
-    wrong = check_files(lambda path, source: private_imports(source))
-    assert not wrong, f"\n{wrong}"
+    assert {path: names for path in (PACKAGE_ROOT, *FILES) if (names := file_facts(path).private)} == {}
 
 
 @pytest.mark.parametrize(
@@ -251,21 +273,20 @@ def test_no_private_name_leaves_its_module():
     ],
 )
 def test_a_private_name_from_elsewhere_is_seen(source, names):
-    assert private_imports(source) == names
+    assert read_facts(source).private == names
 
 
 # private names of other libraries that a file uses; tests/support/private_names.py has them, and tests of torch and Triton that they exist
 NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
 
 
-def reached_private_names(source: str) -> list[str]:
+def reached_private_names(nodes: list[ast.AST]) -> list[str]:
     """Private attributes of objects that the file itself does not define: methods and fields of other modules, or of libraries."""
-    tree = ast.parse(source)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             of_class = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not of_class and node.attr not in own | NAMED_TUPLES:
@@ -274,13 +295,13 @@ def reached_private_names(source: str) -> list[str]:
 
 
 def test_private_attributes_of_others_are_listed():
-    found = {path.as_posix(): names for path in FILES if (names := reached_private_names((ROOT / path).read_text()))}
+    found = {path.as_posix(): names for path in FILES if (names := file_facts(path).reached)}
     assert found == {path: sorted(names) for path, names in PRIVATE_NAMES.items()}
 
 
 def test_a_private_attribute_is_seen():
     source = "class A:\n    _own = 1\n    def f(self, x): return self._mine, x._own, x._other(), x._replace(a=1), x.__class__"
-    assert reached_private_names(source) == ["x._other"]
+    assert read_facts(source).reached == ["x._other"]
 
 
 # ---- a wing that can be removed
@@ -296,8 +317,7 @@ print(tcemu.gemm(one, one, op="f16", target="H100"))
 
 
 def test_only_faces_of_kernels_import_them():
-    imports = {path: imported_modules(ast.parse((ROOT / path).read_text())) for path in FILES}
-    outside = {path.as_posix() for path, names in imports.items() if any(name.startswith("tcemu.kernels") for name in names)}
+    outside = {path.as_posix() for path in FILES if any(name.startswith("tcemu.kernels") for name in file_facts(path).imported)}
     allowed = {
         "tcemu/ptx.py",
         "tcemu/triton.py",

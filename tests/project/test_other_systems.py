@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,13 +21,16 @@ READ_ANYWHERE = [path for folder in ("tcemu", "docs") for path in sorted((ROOT /
 EVERY_FILE = [*READ_ANYWHERE, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
 UNIX_MODULES = {"crypt", "curses", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
 TEXT_METHODS = {"read_text": 0, "write_text": 1}  # the position of `encoding`
+# a file without these is not parsed
+MAY_READ_TEXT = re.compile(r"\b(read_text|write_text|open|fdopen)\s*\(|\b(text|universal_newlines)\s*=\s*True")
+MAY_IMPORT_UNIX = re.compile(rf"\b({'|'.join(sorted(UNIX_MODULES))})\b")
 ARRAYS_AND_CONTAINERS = {"os", "np", "numpy", "zipfile", "tarfile", "Image"}  # their `open` reads no text
 
 
 def texts_without_encoding(source: str) -> list[int]:
     """Return the lines at which text is read or written in the encoding of the user's locale."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if MAY_READ_TEXT.search(source) else ():
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -75,8 +79,9 @@ def test_text_in_the_locale_s_encoding_is_seen(line, is_found):
 
 def unix_imports(source: str) -> set[str]:
     """Return the modules of Unix that are imported at the top of a file, outside `try`."""
-    names = {alias.name for node in ast.parse(source).body if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)}
+    statements = ast.parse(source).body if MAY_IMPORT_UNIX.search(source) else []
+    names = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in statements if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names} & UNIX_MODULES
 
 

@@ -7,10 +7,12 @@ from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from file_times import read_report, saved_seconds
 from house_table import count_checkout, read_checkout, render_table
+from support import sampling
 from support.sampling import count_shares, in_share, sample_cases
 
 TESTS = Path(__file__).parents[1]
@@ -91,12 +93,16 @@ def test_programs_in_strings_import_what_exists():
 # ---- samples and shares
 
 
-def test_a_sample_marks_the_rest():
+def test_a_sample_marks_the_rest_or_leaves_it_out(monkeypatch):
+    monkeypatch.setattr(sampling, "USUAL_ALONE", False)
     every = sample_cases("abcdef", 3)
     assert [(case.values[0], bool(case.marks)) for case in every] == [(c, c not in "ad") for c in "abcdef"]
     assert [bool(case.marks) for case in sample_cases("abc", ["b"])] == [True, False, True]
     with pytest.raises(ValueError, match="'x'"):
         sample_cases("abc", ["x"])
+    monkeypatch.setattr(sampling, "USUAL_ALONE", True)
+    assert [case.values[0] for case in sample_cases("abcdef", 3)] == ["a", "d"]
+    assert [(case.values[0], bool(case.marks)) for case in sample_cases("ab", [])] == [("a", True)]
 
 
 def test_the_shares_of_the_full_run_are_all_of_it():
@@ -108,9 +114,11 @@ def test_the_shares_of_the_full_run_are_all_of_it():
             in_share(names[0], wrong)
 
 
-def test_samples_are_counted(request):
-    shares = count_shares(request.session.items)
-    assert all(share.usual < share.total for share in shares.values())
+def test_samples_are_counted():
+    item = lambda name, full: SimpleNamespace(
+        path=Path("tests/test_a.py"), name=f"{name}[x]", originalname=name, get_closest_marker=lambda mark: full or None
+    )
+    assert count_shares([item("test_b", False), item("test_b", True), item("test_c", False)]) == {"test_a.py::test_b": (1, 2)}
 
 
 # ---- times

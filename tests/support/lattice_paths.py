@@ -1,7 +1,7 @@
 """The ways on which the lattice of a step is computed: every backend, and within it every form of the step."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -124,13 +124,22 @@ def _tile_bounds(arithmetic: Arithmetic, k: int) -> Bounds | None:
     return Bounds([limit, least, (limit + least) // 2, *([] if form.relative else [form.most // 2])], [form.most, plain, limit, least])
 
 
+@lru_cache(maxsize=4)  # the paths of one arithmetic follow each other
+def _operands(arithmetic: Arithmetic, kind: str, repeats: int) -> Lattice:
+    return build(arithmetic, kind, repeats)
+
+
+@lru_cache(maxsize=4)
+def _expected(arithmetic: Arithmetic, kind: str, repeats: int) -> Codes:
+    return expected(arithmetic, _operands(arithmetic, kind, repeats))
+
+
 def count_differences(arithmetic: Arithmetic, path: str, repeats: int = 1) -> Iterator[tuple[str, int, int]]:
     """(lattice, words that differ from the exact reference, words) of each lattice. A kernel that there is none of has no words."""
     for kind in PATHS[path].lattices:
-        operands = build(arithmetic, kind, repeats)
         try:
-            got = PATHS[path].multiply(arithmetic, operands.operands)
+            got = PATHS[path].multiply(arithmetic, _operands(arithmetic, kind, repeats).operands)
         except Unsupported:
             continue
-        wanted: Codes = expected(arithmetic, operands)
+        wanted = _expected(arithmetic, kind, repeats)
         yield kind, int((got.astype(np.int64) != wanted).sum()), wanted.size

@@ -1,6 +1,7 @@
 """Products for the kernels of the LLVM backend: every arithmetic, operands, and D by a kernel alone and by the portable backend."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -70,15 +71,25 @@ def draw_codes(rng: np.random.Generator, fmt: Format, shape: tuple[int, ...], ki
 
     kind: "bits" at random, "numbers" of like size, "mixed": those with a few bits among them, "finite": bits but Inf and NaN.
     """
-    bits = jnp.asarray(rng.integers(0, 1 << fmt.bits, shape).astype(fmt.dtype))
+    bits = rng.integers(0, 1 << fmt.bits, shape).astype(fmt.dtype)
     if fmt.signed:
-        numbers = from_float(fmt, jnp.asarray(rng.standard_normal(shape), jnp.float32))
+        numbers = np.asarray(_from_f32(fmt, rng.standard_normal(shape).astype(np.float32)))
     else:
         one = fmt.bias << fmt.mantissa_bits
-        numbers = jnp.asarray(rng.integers(one - 7, one + 4, shape).astype(fmt.dtype))
-    decoded = decode(fmt, bits)
-    finite = jnp.where(decoded.nan | decoded.infinite, numbers, bits)
-    return {"bits": bits, "numbers": numbers, "mixed": jnp.where(rng.random(shape) < 0.002, bits, numbers), "finite": finite}[kind]
+        numbers = rng.integers(one - 7, one + 4, shape).astype(fmt.dtype)
+    taken = {"bits": True, "numbers": False, "mixed": rng.random(shape) < 0.002, "finite": kind == "finite" and _are_finite(fmt, bits)}
+    return jnp.asarray(np.where(taken[kind], bits, numbers))
+
+
+@partial(jax.jit, static_argnums=0)
+def _from_f32(fmt: Format, x: np.ndarray) -> jax.Array:
+    return from_float(fmt, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _are_finite(fmt: Format, codes: np.ndarray) -> jax.Array:
+    decoded = decode(fmt, codes)
+    return ~(decoded.nan | decoded.infinite)
 
 
 def draw_operands(arithmetic: Arithmetic, kind: str, batch: int = 2, m: int = 70, n: int = 150, instructions: int = 3) -> tuple[Any, ...]:
@@ -97,15 +108,27 @@ def multiply_by_kernel(
     arithmetic: Arithmetic, operands: tuple[Any, ...], target: machine_code.Target | None = None, by_columns: bool = False
 ) -> np.ndarray:
     """D by the kernel that the LLVM backend chooses for a CPU; None: for this one. by_columns: B lies in memory as [N, K]."""
-    product = MatrixProduct(arithmetic.model, arithmetic.spec, *operands, by_columns=by_columns)
-    program = llvm_programs.matrices_program(product, target)
-    return np.asarray(jax.jit(program)(*operands))
+    shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(operands))
+    return np.asarray(_kernel_program(arithmetic, shapes, target, by_columns)(*operands))
+
+
+@lru_cache(maxsize=64)  # operands of several kinds share a program
+def _kernel_program(
+    arithmetic: Arithmetic, shapes: tuple[Any, ...], target: machine_code.Target | None, by_columns: bool
+) -> Callable[..., jax.Array]:
+    a, b, c, *scales = (np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in shapes)
+    product = MatrixProduct(arithmetic.model, arithmetic.spec, a, b, c, tuple(scales) or None, by_columns=by_columns)
+    return jax.jit(llvm_programs.matrices_program(product, target))
 
 
 def multiply_portably(arithmetic: Arithmetic, operands: tuple[Any, ...]) -> np.ndarray:
-    model, spec, _ = arithmetic
     with tcemu.execution("portable"):
-        return np.asarray(multiply_matrices(model, spec, *operands))
+        return np.asarray(_portable_program(arithmetic)(*operands))
+
+
+@lru_cache(maxsize=64)
+def _portable_program(arithmetic: Arithmetic) -> Callable[..., jax.Array]:
+    return jax.jit(partial(multiply_matrices, arithmetic.model, arithmetic.spec))
 
 
 def older_target() -> machine_code.Target:

@@ -6,6 +6,8 @@ from zlib import crc32
 
 import pytest
 
+USUAL_ALONE = False  # the cases of `-m full` are not even collected, which would take longer than many a test; set by conftest.py
+
 
 def sample_cases(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callable[[Any], str] | None = None) -> list[Any]:
     """The cases for `parametrize`, those outside the usual run marked `full`.
@@ -15,6 +17,9 @@ def sample_cases(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callab
         usual: The cases of the usual run; or a number n, for one case of every n.
         ids: The name of a case.
 
+    Returns:
+        The cases; under USUAL_ALONE those of the usual run, or one that is left out, since pytest skips a test without cases.
+
     Raises:
         ValueError: `usual` names something that is no case.
     """
@@ -22,9 +27,10 @@ def sample_cases(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callab
     if not isinstance(usual, int) and (unknown := [case for case in usual if case not in cases]):
         raise ValueError(f"not among the cases: {unknown}")
     every = lambda index, case: index % usual == 0 if isinstance(usual, int) else case in usual
-    return [
+    every_case = [
         pytest.param(case, id=ids and ids(case), marks=[] if every(index, case) else [pytest.mark.full]) for index, case in enumerate(cases)
     ]
+    return [case for case in every_case if not case.marks] or every_case[:1] if USUAL_ALONE else every_case
 
 
 class Share(NamedTuple):

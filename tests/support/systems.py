@@ -13,3 +13,10 @@ sends_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows send
 def resource_limits() -> ModuleType:
     """Return the standard library's `resource`, or skip the test."""
     return pytest.importorskip("resource", reason="Windows has no limits of a process: the module `resource` is missing")
+
+
+def skip_file(reason: str | None) -> None:
+    """Skip the test file that calls this, as one test; without a reason, go on."""
+    __tracebackhide__ = True  # the report names the file
+    if reason:
+        pytest.skip(reason, allow_module_level=True)

@@ -34,8 +34,8 @@ THIS_PACKAGE = Publication(
 )  # fmt: skip
 
 
-def _arxiv(key: str, number: str, author: str, title: str, *more: tuple[str, str], mentions: tuple[str, ...] = ()) -> Publication:
-    return Publication(key, (number, *mentions), "misc", author, title, f"20{number[:2]}", number, more)
+def _arxiv(key: str, number: str, author: str, title: str, *more: tuple[str, str]) -> Publication:
+    return Publication(key, (number,), "misc", author, title, f"20{number[:2]}", number, more)
 
 
 def _program(key: str, mention: str, author: str, title: str, url: str) -> Publication:

@@ -388,21 +388,6 @@ def _format_version(version: Version) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def legal_spellings(target: str, family: str | None = None, isa: str | None = None) -> Iterator[str]:
-    """Yield the spellings of the instructions of a target, with optional qualifiers left out and written.
-
-    Args:
-        target: GPU name or target.
-        family: One family, such as "mma"; None for all.
-        isa: PTX ISA version, such as "8.7"; None is the newest known.
-
-    Raises:
-        Unsupported: The target is unknown.
-        ValueError: The family is unknown, or the version is malformed.
-    """
-    return (spelling for op in instructions(target, family, isa) for spelling in spellings(op))
-
-
 def describe_instruction(op: str | Instruction) -> str:
     """Describe an instruction as text: its fields, operands, registers and targets.
 

@@ -205,8 +205,7 @@ COMPARED = (  # relations and types of the operands; the types of f16 and bf16 a
 )  # fmt: skip
 SCALED = "scaled::n2::ue8m0"
 FP8_PAIRS, FP6_PAIRS, QUADS = "e4m3x2|e5m2x2", "e2m3x2|e3m2x2", "e4m3x4|e5m2x4|e2m1x4|e2m3x4|e3m2x4"
-S80, S89, S90 = since(80, 7, 0), since(89, 7, 8), since(90, 7, 8)
-BF16_FMA = since(80, 7, 0)
+S80, S90 = since(80, 7, 0), since(90, 7, 8)
 S100 = since(100, 8, 6)
 
 Entry = str | tuple[str, Needs]

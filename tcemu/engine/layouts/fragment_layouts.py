@@ -48,11 +48,7 @@ class Layout:
         return _names(self.fragment_axes)
 
     def transpose(self) -> "Layout":
-        """Return the same layout with the last two axes of the matrix exchanged.
-
-        Returns:
-            The transposed layout.
-        """
+        """Return the same layout with the last two axes of the matrix exchanged."""
         *lead, rows, columns = (f"({' '.join(group)})" for group in _groups(self.matrix_axes))
         return Layout(self.fragment_axes, " ".join([*lead, columns, rows]), self.copies, self.source)
 
@@ -383,9 +379,6 @@ def mma_fragment(
         warps: 4 for wgmma.
         sparse: True if A is the stored M x K/2.
 
-    Returns:
-        The fragment.
-
     Raises:
         ValueError: No fragment has this operand, layout or size.
 
@@ -442,9 +435,6 @@ def metadata_fragment(k: int, bits: int) -> Fragment:
         k: K of the instruction.
         bits: Width of an element of A in its register.
 
-    Returns:
-        The fragment.
-
     Raises:
         ValueError: No sparse shape has this K.
 
@@ -462,9 +452,6 @@ def scale_fragment(operand: str, scale_vec: int) -> Fragment:
     Args:
         operand: "a", with a scale matrix of 16 x scale_vec, or "b", with scale_vec x 8.
         scale_vec: Scales per row of A or column of B: 1, 2 or 4.
-
-    Returns:
-        The fragment.
 
     Raises:
         ValueError: The operand or the size is not one of these.
@@ -497,9 +484,6 @@ def mover_fragment(shape: tuple[int, int], count: int, *, trans: bool = False) -
         shape: (8, 8) of .b16; (8, 16), (16, 16) or (16, 8) of bytes.
         count: Number of matrices, .num.
         trans: True for .trans.
-
-    Returns:
-        The fragment.
 
     Raises:
         ValueError: The shape is not one of these, or does not exist with this `trans`.
@@ -536,9 +520,6 @@ def wmma_fragment(
         registers: Number of 32-bit registers of the operand in the manual (.f16: eight). Registers that A or B does not fill store copies.
             None: no copies from sm_75 on.
         integer: True if the instruction multiplies integers.
-
-    Returns:
-        The fragment.
 
     Raises:
         ValueError: wmma has no such fragment.

@@ -155,6 +155,13 @@ def descriptor_words(name: str, value: Any) -> Any:
     return value if isinstance(value, Tracer) else np.asarray(value)
 
 
+def decode_field(words: Any, field: DescriptorField) -> Any:
+    """Return one field of descriptors uint32[..., 2], int32[...], in bytes where it counts units."""
+    word, low = divmod(field.low, REGISTER_BITS)
+    value = (words[..., word] >> np.uint32(low)) & np.uint32((1 << field.bits) - 1)
+    return value.astype(np.int32) * (UNIT if field.in_units else 1)
+
+
 def decode_descriptor(words: Any) -> Descriptor:
     """Decode descriptors to their fields.
 
@@ -167,12 +174,7 @@ def decode_descriptor(words: Any) -> Descriptor:
     Source: PTX ISA 9.7.15.5.1.2.2.
     """
 
-    def field_value(field: DescriptorField) -> Any:
-        word, low = divmod(field.low, REGISTER_BITS)
-        value = (words[..., word] >> np.uint32(low)) & np.uint32((1 << field.bits) - 1)
-        return value.astype(np.int32) * (UNIT if field.in_units else 1)
-
-    return Descriptor(**{name: field_value(FIELDS[name]) for name in Descriptor._fields})
+    return Descriptor(**{name: decode_field(words, FIELDS[name]) for name in Descriptor._fields})
 
 
 def has_stray_bits(words: Any) -> Any:

@@ -32,9 +32,6 @@ def defined_fields(chunk: int, ordered: bool) -> tuple[int, ...]:
         chunk: Elements of a chunk: 2, 4 or 8.
         ordered: True for .ordered_metadata.
 
-    Returns:
-        The defined fields.
-
     Source: PTX ISA 9.7.14.6.1.
     """
     return TF32_FIELDS if chunk == 2 else ORDERED_FIELDS if ordered else UNORDERED_FIELDS

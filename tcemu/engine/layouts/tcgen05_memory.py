@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.engine.layouts.fragment_layouts import REGISTER_BITS
-from tcemu.engine.layouts.shared_memory import UNIT, DescriptorField
+from tcemu.engine.layouts.shared_memory import UNIT, DescriptorField, decode_field
 
 SECTION = "PTX ISA 9.7.16.4.1"
 FIELDS = {
@@ -107,12 +106,7 @@ def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
         The fields, int32[...] each.
     """
 
-    def field_value(field: DescriptorField) -> Any:
-        word, low = divmod(field.low, REGISTER_BITS)
-        value = (words[..., word] >> np.uint32(low)) & np.uint32((1 << field.bits) - 1)
-        return value.astype(np.int32) * (UNIT if field.in_units else 1)
-
-    return Tcgen05Descriptor(**{name: field_value(field) for name, field in FIELDS.items()})
+    return Tcgen05Descriptor(**{name: decode_field(words, field) for name, field in FIELDS.items()})
 
 
 def descriptor_problem(words: np.ndarray, *, absolute: bool = False) -> str | None:

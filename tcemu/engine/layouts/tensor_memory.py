@@ -14,7 +14,6 @@ import numpy as np
 LANES = 128
 QUARTER = 32  # lanes that one warp of a warpgroup reaches
 THREADS = 32
-LANE_SHIFT = 16  # an address has the lane in bits 31..16 and the column in bits 15..0
 
 
 class Cells(NamedTuple):
@@ -232,18 +231,17 @@ class CopyLayout(NamedTuple):
     """The rows of one shape of tcgen05.cp."""
 
     rows: int
-    row_bytes: int
     lanes: tuple[tuple[int, ...], ...]  # first lanes of the copies of each block of `block` rows
     block: int
 
 
 COPIES = {  # 9.7.16.9.2; TVM's tests on a B200
-    ("128x256b", None): CopyLayout(128, 32, ((0,),), 128),
-    ("128x128b", None): CopyLayout(128, 16, ((0,),), 128),
-    ("4x256b", None): CopyLayout(4, 32, ((0,), (32,), (64,), (96,)), 1),
-    ("64x128b", "warpx2::02_13"): CopyLayout(64, 16, ((0, 64),), 64),
-    ("64x128b", "warpx2::01_23"): CopyLayout(64, 16, ((0, 32), (64, 96)), 32),
-    ("32x128b", "warpx4"): CopyLayout(32, 16, ((0, 32, 64, 96),), 32),
+    ("128x256b", None): CopyLayout(128, ((0,),), 128),
+    ("128x128b", None): CopyLayout(128, ((0,),), 128),
+    ("4x256b", None): CopyLayout(4, ((0,), (32,), (64,), (96,)), 1),
+    ("64x128b", "warpx2::02_13"): CopyLayout(64, ((0, 64),), 64),
+    ("64x128b", "warpx2::01_23"): CopyLayout(64, ((0, 32), (64, 96)), 32),
+    ("32x128b", "warpx4"): CopyLayout(32, ((0, 32, 64, 96),), 32),
 }
 
 

@@ -14,7 +14,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 
 from tcemu.base.files import replace_file
 from tcemu.engine.formats.number_formats import Format
-from tcemu.faces.commands import CommandError
+from tcemu.faces.commands import CommandError, command_errors
 from tcemu.operations.products.product_arguments import product_shape
 
 MAX_MESSAGE_CHARACTERS = 160  # characters of a file's header that a message quotes
@@ -101,10 +101,8 @@ def _first_line(what: object) -> str:
 
 def output_shape(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[int, ...]:
     """The shape [..., M, N] of D = A·B + C. C must have it too, because it is added in the same blocks of rows."""
-    try:
+    with command_errors(ValueError):
         shape = product_shape(a.shape, b.shape, names=("A", "B", "C"))
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     if c is not None and c.shape != shape:
         raise CommandError(f"C: got shape {list(c.shape)}; expected that of D, {list(shape)}")
     return shape

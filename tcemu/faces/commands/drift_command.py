@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tcemu.faces.commands import TARGET_HELP, CommandError
+from tcemu.faces.commands import TARGET_HELP, CommandError, command_errors
 from tcemu.faces.commands.array_files import Output, path_text
 from tcemu.uses.drift.drift_results import Drift
 from tcemu.uses.drift.identification import identify
@@ -65,10 +65,8 @@ def run_drift(args: argparse.Namespace) -> int:
     except ValueError:
         raise CommandError(f"--rows {args.rows}: expected row numbers, as 0,3") from None
     left, right = _read("LEFT", args.left), _read("RIGHT", args.right)
-    try:
+    with command_errors(ValueError):
         drift = locate(left, right, rows=rows, targets=args.target or ())
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     print(drift)
     contents = {
         "json": lambda: drift.to_json(1),
@@ -88,10 +86,8 @@ def _identify(args: argparse.Namespace) -> int:
         raise CommandError(f"{', '.join(needless)}: this compares two records, but RIGHT is missing")
     output = None if args.json is None else Output(args.json, args.overwrite, "--json", {"LEFT": args.left})
     record = _read("LEFT", args.left)
-    try:
+    with command_errors(ValueError):
         found = identify(record, targets=args.target or ())
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     print(found)
     if output is not None:
         output.write((found.to_json(1) + "\n").encode())

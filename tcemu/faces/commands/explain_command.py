@@ -17,7 +17,7 @@ from tcemu.engine.isa.grammar import shorten_text
 from tcemu.engine.isa.legality import check
 from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.engine.layouts.sparsity import defined_fields
-from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, TARGET_HELP, CommandError
+from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, TARGET_HELP, CommandError, command_errors
 from tcemu.faces.commands.arguments import apply_what_if
 from tcemu.faces.commands.standard_streams import print_styled
 from tcemu.uses.explanation.explain import EXPLAIN_ROUNDINGS, explain
@@ -153,7 +153,7 @@ def run_explain(args: argparse.Namespace) -> int:
         CommandError: The request or a file is at fault.
     """
     targets = args.target or [DEFAULT_TARGET]
-    try:
+    with command_errors(ValueError, TypeError):
         op = check(args.spelling, targets[0])
         if args.random is None:
             operands = parse_operands(args)
@@ -171,8 +171,6 @@ def run_explain(args: argparse.Namespace) -> int:
             explained = explain(
                 args.spelling, **operands, **options, target=targets + [targets[0]] * len(models), model=[None] * len(targets) + models
             )
-    except (ValueError, TypeError) as error:
-        raise CommandError(str(error)) from error
     if args.json:
         print(json.dumps(explained.to_dict(), indent=1))
         return 0

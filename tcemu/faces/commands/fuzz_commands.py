@@ -15,7 +15,7 @@ from tcemu.base.progress import ProgressLine
 from tcemu.engine.architectures.lookup import COMPUTING_FAMILIES
 from tcemu.engine.isa.legality import instructions, min_version, targets
 from tcemu.engine.isa.targets import DEFAULT_TARGET
-from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, CommandError
+from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, CommandError, command_errors
 from tcemu.faces.commands.arguments import parse_count, parse_positive_count
 from tcemu.uses.fuzz.case_generator import KINDS, MAX_WEIGHT
 from tcemu.uses.fuzz.differential_run import RUN_FILE, FuzzRun, NotWritten, find_mismatches, format_duration, read_run_header
@@ -219,9 +219,7 @@ def run_infer(args: argparse.Namespace) -> int:
     Raises:
         CommandError: The request or a file is at fault.
     """
-    try:
+    with command_errors(ValueError, TypeError):
         inferred = infer_model(args.op, args.box, cases=args.cases)
-    except (ValueError, TypeError) as error:
-        raise CommandError(str(error)) from error
     print(inferred)
     return int(not inferred.confirmed)

@@ -24,7 +24,7 @@ from tcemu.engine.formats.number_formats import F64, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.legality import check, recipe_name
 from tcemu.engine.isa.targets import DEFAULT_TARGET
-from tcemu.faces.commands import OP_HELP, TARGET_HELP, CommandError
+from tcemu.faces.commands import OP_HELP, TARGET_HELP, CommandError, command_errors
 from tcemu.faces.commands.arguments import apply_what_if
 from tcemu.faces.commands.array_files import Output, check_size, load_array, npy_bytes, output_shape, path_text
 from tcemu.operations.products.gemm import gemm, require_sparsity
@@ -163,10 +163,8 @@ def parse_multiplication(args: argparse.Namespace) -> Multiplication:
     Raises:
         CommandError: There is no such multiplication.
     """
-    try:
+    with command_errors(ValueError, TypeError):
         return _instruction_multiplication(args) if args.recipe is None else _recipe_multiplication(args)
-    except (ValueError, TypeError) as error:
-        raise CommandError(str(error)) from error
 
 
 def _instruction_multiplication(args: argparse.Namespace) -> Multiplication:
@@ -345,10 +343,8 @@ def multiply_blocks(
         rows, addend = pad_rows(a, start, size), None if c is None else pad_rows(c, start, size)
         began, compiled = time.perf_counter(), clock.seconds
         progress.compiling(start)
-        try:
+        with command_errors(ValueError, TypeError):
             d = np.asarray(multiplication.product(rows, b, addend))[..., : stop - start, :]
-        except (ValueError, TypeError) as error:
-            raise CommandError(str(error)) from error
         compiled = clock.seconds - compiled
         report.compiling += compiled
         report.seconds += time.perf_counter() - began - compiled

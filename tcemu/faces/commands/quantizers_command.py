@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from tcemu.base.text import table_lines, wrap_lines
-from tcemu.faces.commands import CommandError
+from tcemu.faces.commands import CommandError, command_errors
 from tcemu.operations.quantize.contract_matrix import contract_matrix, special_words
 from tcemu.operations.quantize.contract_rows import CONTRACTS, get_contract
 from tcemu.operations.quantize.contracts import QuantizerContract
@@ -27,10 +27,8 @@ def add_quantizers(subparsers) -> None:
 
 
 def _run_quantizers(args: argparse.Namespace) -> int:
-    try:
+    with command_errors(ValueError):
         chosen = [get_contract(name) for name in args.names] or list(CONTRACTS.values())
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     if args.blocks < 1 or args.seed < 0:
         raise CommandError("--blocks needs a number of 1 or more, --seed of 0 or more")
     if args.matrix:

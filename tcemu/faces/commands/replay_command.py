@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.faces.commands import CommandError
+from tcemu.faces.commands import CommandError, command_errors
 from tcemu.faces.commands.array_files import Output, load_array, path_text
 from tcemu.operations.products.library.kernel_json import dumps, loads
 from tcemu.operations.products.library.kernel_recipe import SCALES, KernelRecipe
@@ -217,10 +217,8 @@ def _run_diff(args: argparse.Namespace) -> int:
     a, b = load_array("A", args.a), load_array("B", args.b)
     if a.ndim != 2 or b.ndim != 2 or not all(np.issubdtype(x.dtype, np.floating) or x.dtype.kind == "V" for x in (a, b)):
         raise CommandError(f"A is {a.dtype}{list(a.shape)} and B is {b.dtype}{list(b.shape)}; expected floats, [M, K] and [K, N]")
-    try:
+    with command_errors(ValueError, TypeError):
         found = find_divergence(a, b, left.without_shape(), right.without_shape())
-    except (ValueError, TypeError) as error:
-        raise CommandError(str(error)) from error
     print(found)
     return 0
 
@@ -229,10 +227,8 @@ def _run_orders(args: argparse.Namespace) -> int:
     first, colon, last = args.rows.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < int(first) + MAX_ROWS):
         raise CommandError(f"--rows: got {args.rows[:40]!r}; expected FIRST:LAST, at most {MAX_ROWS:,} numbers from 1 on, such as 1:512")
-    try:
+    with command_errors(ValueError):
         print(find_order_changes(args.library, args.n, args.k, range(int(first), int(last) + 1), min_probability=args.min_probability))
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     return 0
 
 

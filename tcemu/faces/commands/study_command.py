@@ -8,7 +8,7 @@ from pathlib import Path
 from tcemu.base.plots import figure_svg
 from tcemu.base.progress import ProgressLine
 from tcemu.base.text import table_lines
-from tcemu.faces.commands import CommandError
+from tcemu.faces.commands import CommandError, command_errors
 from tcemu.faces.commands.array_files import Output, path_text
 from tcemu.uses.study.claims import get_claim, list_claims
 from tcemu.uses.study.claims.claim_types import Claim, Outcome
@@ -46,10 +46,8 @@ def run_study(args: argparse.Namespace) -> int:
         return 0
     if args.out is None and args.overwrite:
         raise CommandError("--overwrite needs --out, which is missing")
-    try:
+    with command_errors(ValueError):
         chosen = get_claim(args.name)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     seeds = None if args.seeds is None else parse_seeds(args.seeds)
     outputs = {} if args.out is None else {end: Output(args.out / f"{chosen.name}.{end}", args.overwrite) for end in ("json", "svg")}
     outcome = run_claim(chosen, seeds, args.quick)

@@ -26,7 +26,7 @@ from tcemu.engine.backends.native.gpu_runner import Gpu, Runner, gpu
 from tcemu.engine.isa.families import Instruction
 from tcemu.engine.isa.grammar import parse
 from tcemu.engine.isa.legality import check
-from tcemu.faces.commands import CommandError
+from tcemu.faces.commands import CommandError, command_errors
 from tcemu.faces.commands.arguments import parse_count, parse_positive_count
 from tcemu.uses.fuzz.verification import FAMILIES, WGMMA_N, Verification, emulation_key, list_spellings, record_cases, verify_instruction
 
@@ -85,15 +85,13 @@ def run_verify(args: argparse.Namespace) -> int:
         CommandError: The request or a file is at fault.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share one GPU's memory
-    try:
+    with command_errors(ValueError, TypeError, OSError):
         runner = gpu()
         report = lambda line: print(line, flush=True)
         with lock_directory(args.out):
             results = verify_instructions(
                 requested_instructions(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, report
             )
-    except (ValueError, TypeError, OSError) as error:
-        raise CommandError(str(error)) from error
     return int(any(row.mismatches or row.failed or not row.outputs + row.undefined for row in results.values()))
 
 
@@ -121,11 +119,9 @@ def run_record(args: argparse.Namespace) -> int:
     Raises:
         CommandError: The request or a file is at fault.
     """
-    try:
+    with command_errors(ValueError, TypeError, OSError):
         runner = gpu()
         write_recording(requested_instructions(args, runner), runner, args.cases, args.seed, Path(args.out))
-    except (ValueError, TypeError, OSError) as error:
-        raise CommandError(str(error)) from error
     return 0
 
 

@@ -43,7 +43,6 @@ from tcemu.kernels.triton.triton_versions import TRIED, TritonVersion, describe_
 from tcemu.operations.products.gemm import gemm
 
 WARPS_PER_GROUP = 4
-EXACT_ACCUMULATION = 1 << 30  # `max_num_imprecise_acc` from which on Triton does not promote FP8 sums
 FP8 = (E4M3, E5M2)
 EXACT_FUNCTIONS = {"rint": np.rint, "nearbyint": np.rint, "trunc": np.trunc, "floor": np.floor, "ceil": np.ceil}  # of libdevice
 

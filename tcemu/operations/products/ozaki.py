@@ -15,9 +15,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.gradients import straight_through
-from tcemu.base.saved_files import DamagedFile, check_members
 from tcemu.engine.architectures.lookup import find_row
-from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32, F64, Format
@@ -25,7 +23,7 @@ from tcemu.operations.products.ozaki_moduli import MODULAR_ROWS, OzakiModularRec
 from tcemu.operations.products.ozaki_slices import SLICE_ROWS, OzakiSliceRecipe, slice_product_codes
 from tcemu.operations.products.product_arguments import check_float_dtype, float_array, product_shape
 from tcemu.operations.products.recipe_facts import WHAT_IF
-from tcemu.operations.products.recipe_json import construct, value_from_dict, value_to_dict
+from tcemu.operations.products.recipe_json import value_from_dict, value_to_dict
 from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
 from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
 
@@ -74,33 +72,11 @@ def _find(name: str) -> OzakiRecipe | None:
 
 # ---- JSON
 
-SLICE_FIELDS = ("op", "target", "digits", "bits", "slices", "sums", "model", "name", "source")
-MODULAR_FIELDS = ("op", "target", "moduli", "scaling", "model", "name", "source")
-
-
-def ozaki_recipe_to_dict(recipe: OzakiRecipe) -> dict[str, Any]:
-    """Convert a recipe to plain values. Raises TypeError for a model with traced fields."""
-    values = {name: getattr(recipe, name) for name in (SLICE_FIELDS if isinstance(recipe, OzakiSliceRecipe) else MODULAR_FIELDS)}
-    if isinstance(recipe, OzakiModularRecipe):
-        values["moduli"] = list(recipe.moduli)
-    return values | {"op": str(recipe.op), "model": None if recipe.model is None else value_to_dict(recipe.model)}
-
 
 def ozaki_recipe_from_dict(data: Any) -> OzakiRecipe:
-    """Convert the plain values of `ozaki_recipe_to_dict` to their recipe. Raises ValueError."""
-    kind = "a recipe by Ozaki's scheme"
-    modular = isinstance(data, dict) and "moduli" in data
-    members = dict(check_members(kind, data, MODULAR_FIELDS if modular else SLICE_FIELDS))
-    texts = [members[name] for name in ("op", "target", "name", "source", *(("scaling",) if modular else ("digits", "sums")))]
-    if not all(isinstance(text, str) for text in texts):
-        raise DamagedFile(f"{kind}: got {str(texts)[:80]}; expected texts")
-    if modular:
-        if not isinstance(members["moduli"], list):
-            raise DamagedFile(f"{kind}: got moduli={str(members['moduli'])[:80]}; expected a list of integers")
-        members["moduli"] = tuple(members["moduli"])
-    if members["model"] is not None:
-        members["model"] = value_from_dict("model", Model, members["model"])
-    return construct(kind, lambda: (OzakiModularRecipe if modular else OzakiSliceRecipe)(**members))
+    """Convert the plain values of a recipe, as `value_to_dict` has them, to the recipe. Raises ValueError."""
+    kind = OzakiModularRecipe if isinstance(data, dict) and "moduli" in data else OzakiSliceRecipe
+    return value_from_dict("a recipe by Ozaki's scheme", kind, data)
 
 
 # ---- the product
@@ -196,7 +172,7 @@ def _facts(recipe: OzakiRecipe, evidence: Evidence) -> RecipeFacts:
 OZAKI_KIND = register_kind(
     RecipeKind(
         saved_as="ozaki_recipe", types=(OzakiSliceRecipe, OzakiModularRecipe), find=_find,
-        to_dict=ozaki_recipe_to_dict, from_dict=ozaki_recipe_from_dict,
+        to_dict=value_to_dict, from_dict=ozaki_recipe_from_dict,
         multiply=_multiply, facts=_facts, plain=lambda recipe: None,
     )
 )  # fmt: skip

@@ -88,12 +88,12 @@ def _scale_numbers(fmt: Format) -> np.ndarray:
     return np.unique(numbers[np.isfinite(numbers)])
 
 
-def check_float_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
-    """Returns the dtype of a result. Raises TypeError, which names the argument, for a dtype that is no float dtype of the package."""
+def check_float_dtype(dtype: DTypeLike) -> np.dtype:
+    """Returns the dtype of a result. Raises TypeError for a dtype that is no float dtype of the package."""
     dtype = np.dtype(dtype)
     fmt = ARRAY_FORMATS.get(dtype)
     if fmt is None or fmt.is_integer:
-        raise TypeError(f"{name}: got {dtype}; expected a float dtype")
+        raise TypeError(f"dtype: got {dtype}; expected a float dtype")
     return dtype
 
 

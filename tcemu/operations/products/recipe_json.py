@@ -100,6 +100,8 @@ def read_field(owner: str, name: str, types: frozenset[Any], value: Any) -> Any:
         if not isinstance(value, list):
             raise DamagedFile(f"{owner}.{name}: got {str(value)[:80]}; expected a list of integers")
         return tuple(value)
+    if types == {str} and not isinstance(value, str):
+        raise DamagedFile(f"{owner}.{name}: got {str(value)[:80]}; expected text")
     if jax.Array in types and isinstance(value, dict):
         return _read_array(f"{owner}.{name}", value)
     if isinstance(value, list | dict):

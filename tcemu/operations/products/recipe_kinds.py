@@ -67,9 +67,6 @@ def register_kind(kind: RecipeKind) -> RecipeKind:
 
     Args:
         kind: The kind. One of the same `saved_as` is replaced.
-
-    Returns:
-        The kind.
     """
     _KINDS[kind.saved_as] = kind
     return kind

@@ -31,6 +31,7 @@ CELL_PADDING = 4  # pixels between a cell's text and its edge
 LINE_HEIGHT = 14  # distance of lines of text in pixels
 CELL_HEIGHT = 2 * LINE_HEIGHT + 4  # height of a cell in pixels
 GRID_GAP = 28  # pixels between grids
+MARGIN = 16  # pixels around a drawing
 BAND_GAP = 12  # pixels between bands of rows
 HEADING_HEIGHT = 16  # height of the headings above a grid in pixels
 ADDRESS_HEADING = "address"  # heading of the lanes that point to a row
@@ -124,15 +125,15 @@ def _translate(block: Block, x: int, y: int) -> tuple[str, ...]:
     return (f'<g transform="translate({x} {y})">', *block.body, "</g>") if x or y else block.body
 
 
-def svg_document(block: Block, title: str, margin: int = 16) -> str:
+def svg_document(block: Block, title: str) -> str:
     """Return the SVG document of a drawing. Screen readers read the title."""
-    width, height = block.width + 2 * margin, block.height + 2 * margin
+    width, height = block.width + 2 * MARGIN, block.height + 2 * MARGIN
     lines = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'font-family="{FONT}" font-size="{FONT_SIZE}">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
-        *_translate(block, margin, margin),
+        *_translate(block, MARGIN, MARGIN),
         "</svg>",
     )
     return "\n".join(lines) + "\n"

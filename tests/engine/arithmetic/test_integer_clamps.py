@@ -121,8 +121,12 @@ def test_fuzzing_reaches_and_tells_the_clamps():
     assert same.wrong_outputs == 0 and "clamped before the last step" not in str(same)
 
 
-@pytest.mark.parametrize(("op", "target", "step"), [(S8, "sm_86", 16), (S8, "sm_90a", None), (SPARSE.format(128, "s4", "s4"), "sm_89", 32)])
-def test_the_step_is_found_from_a_black_box(op, target, step):
+FOUND = [(S8, "sm_86", 16), (S8, "sm_90a", None), (SPARSE.format(128, "s4", "s4"), "sm_89", 32)]
+
+
+@pytest.mark.parametrize("case", sample_cases(FOUND, FOUND[:2], lambda case: f"{case[1]} {case[2]}"))
+def test_the_step_is_found_from_a_black_box(case):
+    op, target, step = case
     found = fuzz.infer_model(op, target, cases=64)
     assert found.confirmed and found.model == Model(S32, clamp_step=step) and "clamp_step = " in str(found)
     assert found.admits(tcemu.get_model(op, target)) and not found.admits(Model(S32, clamp_step=8))

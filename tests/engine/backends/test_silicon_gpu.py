@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import replay_golden as replay
 from support import golden
+from support.systems import skip_file
 
 import tcemu
 from tcemu import silicon
@@ -20,7 +21,8 @@ def missing():
         return str(error)
 
 
-here = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+skip_file(missing())
+pytestmark = pytest.mark.gpu
 
 
 def on_gpu(op, *operands, target=None, **keywords):
@@ -31,8 +33,6 @@ names = ("mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "st
 ON_GPU = types.SimpleNamespace(parse=tcemu.parse, **dict.fromkeys(names, on_gpu))
 
 
-@pytest.mark.gpu
-@here
 @pytest.mark.parametrize("family", replay.REPLAYS)
 def test_recorded_words_come_back(family, monkeypatch):
     monkeypatch.setattr(replay, "tcemu", ON_GPU)
@@ -42,8 +42,6 @@ def test_recorded_words_come_back(family, monkeypatch):
     assert not wrong
 
 
-@pytest.mark.gpu
-@here
 def test_arrays_of_the_host_give_the_same():
     op = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
     words = [np.random.default_rng(i).integers(0, 1 << 32, (100, 32, n), dtype=np.uint32) for i, n in enumerate((4, 2, 4))]

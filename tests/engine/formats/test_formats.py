@@ -4,6 +4,7 @@ import ast
 import copy
 import inspect
 import pickle
+import re
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_bits_above_a_code_are_ignored(name):
     assert same_floats(to_float(FORMATS[name], bytes_), to_float(FORMATS[name], inside))
 
 
-@pytest.mark.parametrize("name", sample_cases(SMALL_FLOATS, 3))
+@pytest.mark.parametrize("name", sample_cases(SMALL_FLOATS, ["e5m2", "ue8m0"]))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_to_narrower_floats_rounds_to_nearest(name, dtype):
     target = {"float16": "f16", "bfloat16": "bf16"}[dtype]
@@ -116,7 +117,7 @@ def test_every_code_by_its_fields(name):
     assert (convert(fmt, F32, codes, saturate=True) == encode(F32, decode(fmt, codes), overflow="saturate")).all()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sample_cases(SMALL, 2))
 def test_every_code_survives_a_round_trip(name):
     """Through f32 and back each code is itself; NaNs become the canonical one."""
     fmt, codes = FORMATS[name], all_codes(name)
@@ -161,14 +162,15 @@ def test_arrays_of_integers(dtype):
 
 
 def test_leading_axes_and_dtypes():
-    x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
-    for name, fmt in FORMATS.items():
-        codes = from_float(fmt, x)
-        assert codes.shape == ((2, 3, 4, 2) if name == "f64" else (2, 3, 4)) and codes.dtype == fmt.dtype
-        back = to_float(fmt, codes)
-        assert back.shape == x.shape and back.dtype == jnp.float32
-        for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):  # `test_round_to_is_there_and_back` has the values
-            assert jax.eval_shape(partial(round_float, fmt), jax.ShapeDtypeStruct(x.shape, dtype)).dtype == dtype
+    """Of every format, by tracing alone: other tests have the values."""
+    shape = (2, 3, 4)
+    for fmt in FORMATS.values():
+        codes = jax.eval_shape(partial(from_float, fmt), jax.ShapeDtypeStruct(shape, jnp.float32))
+        assert codes.shape == ((*shape, 2) if fmt == FORMATS["f64"] else shape) and codes.dtype == fmt.dtype
+        back = jax.eval_shape(partial(to_float, fmt), codes)
+        assert back.shape == shape and back.dtype == jnp.float32
+    for name, dtype in product(("e4m3", "f16", "s8"), (jnp.float32, jnp.float16, jnp.bfloat16)):
+        assert jax.eval_shape(partial(round_float, FORMATS[name]), jax.ShapeDtypeStruct(shape, dtype)).dtype == dtype
     for number in (1.5, np.float32(1.5), jnp.float32(1.5)):
         assert from_float(FORMATS["f16"], number) == 0x3E00
 
@@ -216,9 +218,12 @@ def test_a_copied_format_is_the_format(copied):
 
 
 def identity_comparisons(source: str) -> list[str]:
-    """The comparisons that a copied format would not pass: `is` with a format's name."""
-    compared = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    """The comparisons that a copied format would not pass: `is` with a format's name. A text without both side by side is not parsed."""
     names = {name.upper() for name in FORMATS}
+    one = rf"\b({'|'.join(names)})\b"
+    if re.search(rf"{one}[\s)\\]+is\b|\bis\b[\s(\\]+(not\b[\s(\\]+)?[\w.]*{one}", source) is None:
+        return []
+    compared = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
     last = lambda node: getattr(node, "id", getattr(node, "attr", None))
     return [
         ast.unparse(node)

@@ -3,14 +3,20 @@
 import pytest
 
 from tcemu.base.errors import Unsupported
+from tcemu.engine.isa.families import spellings
 from tcemu.engine.isa.grammar import parse
-from tcemu.engine.isa.legality import check, instructions, legal_spellings, targets
+from tcemu.engine.isa.legality import check, instructions, targets
 
 # legal mma spellings at PTX ISA 9.0, optional qualifiers left out and written, counted with ptxas 13.0 (sm_70: 12.9)
 COUNTS = {
     "sm_70": 12, "sm_75": 31, "sm_80": 79, "sm_86": 79, "sm_89": 95, "sm_90": 110, "sm_90a": 110, "sm_100": 110, "sm_100a": 126,
     "sm_103f": 126, "sm_110a": 126, "sm_120": 110, "sm_120a": 168 + 54, "sm_121f": 168 + 54,
 }  # fmt: skip
+
+
+def legal_spellings(target, family, isa=None):
+    """The spellings of a target's instructions, with optional qualifiers left out and written."""
+    return [spelling for op in instructions(target, family, isa) for spelling in spellings(op)]
 
 
 @pytest.mark.parametrize("target", COUNTS)
@@ -33,9 +39,9 @@ def test_wgmma_counts():
 
 
 def test_sm_90_is_the_sum_of_its_kinds():
-    spellings = list(legal_spellings("sm_90", "mma"))
-    assert len(spellings) == len(set(spellings)) == 110
-    assert all({"sm_90", "sm_90a"} <= set(targets(s)) for s in spellings)
+    found = legal_spellings("sm_90", "mma")
+    assert len(found) == len(set(found)) == 110
+    assert all({"sm_90", "sm_90a"} <= set(targets(s)) for s in found)
 
 
 F8 = "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16"

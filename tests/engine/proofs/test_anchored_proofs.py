@@ -26,10 +26,6 @@ def anchored_forms() -> dict[str, AnchoredForm]:
     return {name: form for name, form in found.items() if form is not None}
 
 
-def narrow_form() -> AnchoredForm:
-    return next(form for form in anchored_forms().values() if not form.wide)
-
-
 @proves(
     "anchored.upper_word",
     "anchored.from_upper_word",

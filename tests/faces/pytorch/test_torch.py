@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.sampling import sample_cases
-from support.systems import resource_limits
+from support.systems import resource_limits, skip_file
 from support.torch_helpers import MISSING, equal, run_through_jax, torch, tt
 
 import tcemu
 from tcemu import replay
 from tcemu.operations.products.recipes import RECIPES
 
-pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+skip_file(MISSING if torch is None else "")
 ROOT = Path(__file__).parents[3]
 M, K, N = 8, 128, 128  # the blocks of deepseek are 128 wide
 

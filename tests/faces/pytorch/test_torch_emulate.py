@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from support import pages
 from support.sampling import sample_cases
+from support.systems import skip_file
 from support.torch_helpers import MISSING, equal, run_through_jax, torch, tt
 
 import tcemu
 from tcemu.operations.products.recipes import RECIPES
 
-pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+skip_file(MISSING if torch is None else "")
 nn = None if torch is None else torch.nn
 F = None if torch is None else torch.nn.functional
 Module = object if torch is None else torch.nn.Module

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.systems import skip_file
 from support.torch_helpers import MISSING, equal, torch, tt
 
 import tcemu
 from tcemu import functional
 
-pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+skip_file(MISSING if torch is None else "")
 FunctionCall = None if torch is None else import_module("tcemu.faces.torch.kernel_functions").FunctionCall
 nn = None if torch is None else torch.nn
 F = None if torch is None else torch.nn.functional

@@ -8,6 +8,7 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from support.systems import skip_file
 from support.torch_helpers import MISSING, equal, torch, tt
 
 import tcemu
@@ -25,7 +26,8 @@ def missing() -> str | None:
     return None
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+skip_file(missing())
+pytestmark = pytest.mark.gpu
 
 
 def draw(*shapes):

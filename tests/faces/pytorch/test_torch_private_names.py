@@ -4,9 +4,10 @@ from functools import reduce
 
 import pytest
 from support.private_names import names_of
+from support.systems import skip_file
 from support.torch_helpers import MISSING, torch
 
-pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+skip_file(MISSING if torch is None else "")
 
 
 @pytest.mark.parametrize("name", names_of("torch"))

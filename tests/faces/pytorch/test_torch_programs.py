@@ -3,11 +3,12 @@
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from support.systems import skip_file
 from support.torch_helpers import MISSING, equal, torch, tt
 
 import tcemu
 
-pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+skip_file(MISSING if torch is None else "")
 
 
 @pytest.fixture(autouse=True)

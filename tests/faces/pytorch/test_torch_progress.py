@@ -4,11 +4,12 @@ import io
 import sys
 
 import pytest
+from support.systems import skip_file
 from support.torch_helpers import MISSING, torch, tt
 
 from tcemu.base import progress
 
-pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+skip_file(MISSING if torch is None else "")
 
 
 class Terminal(io.StringIO):

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from cuda_programs import PROGRAMS
 from support.sampling import sample_cases
+from support.systems import skip_file
 
 from tcemu import ptx
 from tcemu.engine.backends.cuda import nvrtc
 from tcemu.testing import assert_bits_equal
 
-pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="there is no NVRTC: pip install -e '.[cuda]'")
+skip_file("there is no NVRTC: pip install -e '.[cuda]'" if nvrtc.library() is None else "")
 USUAL = ("axpy by a template", "conversions to FP8")
 ONE = [np.zeros(32, np.int32)]
 REFUSED = {  # what no kernel may use, with words of the error, which names the line

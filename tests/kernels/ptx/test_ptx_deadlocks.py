@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from support.sampling import sample_cases
 
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.ptx import StepLimit, run
@@ -102,9 +103,13 @@ again: mbarrier.try_wait.parity.shared::cta.b64 %p, [at], 0; @!%p bra again; ret
 """
 
 
-@pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize("body", DEADLOCKS)
-def test_a_deadlock_is_named_at_once(body, checked):
+UNCHECKED, CHECKED = ([(body, checked) for body in DEADLOCKS] for checked in (False, True))
+USUAL = [*UNCHECKED, *CHECKED[::3], ("a barrier before its init", True)]
+
+
+@pytest.mark.parametrize("case", sample_cases(UNCHECKED + CHECKED, USUAL, lambda case: f"{case[0]}{', checked' * case[1]}"))
+def test_a_deadlock_is_named_at_once(case):
+    body, checked = case
     text, said = DEADLOCKS[body]
     if checked and body == "a barrier before its init":
         said = "not initialised"

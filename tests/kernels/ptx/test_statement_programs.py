@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from ptx_kernels.manifest import KERNELS
+from support.sampling import sample_cases
 
 from tcemu import Unsupported, execution, ptx
 from tcemu.base import stored_code
@@ -170,7 +171,7 @@ MMA = """
 """
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", sample_cases([True, False], [True]))
 def test_the_choice_of_who_computes_holds_for_statements(tmp_path, nothing_cached, monkeypatch, at_once):
     """Also in the threads that compile them, and for programs that another choice has stored."""
     kernels = []

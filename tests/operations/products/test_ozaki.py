@@ -9,8 +9,9 @@ import pytest
 from support.sampling import sample_cases
 
 import tcemu
-from tcemu.operations.products.ozaki import ozaki_recipe_from_dict, ozaki_recipe_to_dict
+from tcemu.operations.products.ozaki import ozaki_recipe_from_dict
 from tcemu.operations.products.ozaki_slices import FP8, INT8, SLICE_ROWS
+from tcemu.operations.products.recipe_json import value_to_dict
 from tcemu.products import OzakiSliceRecipe, complex_matmul, get_ozaki_recipe, get_wide_recipe, ozaki_matmul, ozaki_matmul_codes
 
 WIDE = {"plain": 0, "some": 12, "many": 300}  # binades of the elements
@@ -180,10 +181,10 @@ def test_shapes_batches_jit_vmap_and_gradients():
 def test_json_returns_the_recipe():
     for name in SLICE_ROWS:
         recipe = get_ozaki_recipe(name, slices=5)
-        assert ozaki_recipe_from_dict(ozaki_recipe_to_dict(recipe)) == recipe and recipe.source
+        assert ozaki_recipe_from_dict(value_to_dict(recipe)) == recipe and recipe.source
     for change in ({"bits": 9}, {"digits": 1}, {"more": 1}, {"op": "mma.f16"}):
         with pytest.raises(ValueError):
-            ozaki_recipe_from_dict(ozaki_recipe_to_dict(get_ozaki_recipe("ozaki_int8")) | change)
+            ozaki_recipe_from_dict(value_to_dict(get_ozaki_recipe("ozaki_int8")) | change)
 
 
 def test_mistakes_say_what_would_work():

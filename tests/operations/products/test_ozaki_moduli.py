@@ -11,9 +11,10 @@ from oracles import ozaki_moduli_reference as reference
 from support.sampling import sample_cases
 
 import tcemu
-from tcemu.operations.products.ozaki import ozaki_recipe_from_dict, ozaki_recipe_to_dict
+from tcemu.operations.products.ozaki import ozaki_recipe_from_dict
 from tcemu.operations.products.ozaki_moduli import FP8_MODULI, INT8_MODULI, MODULAR_ROWS
 from tcemu.operations.products.ozaki_slices import FP8, INT8
+from tcemu.operations.products.recipe_json import value_to_dict
 from tcemu.products import OzakiModularRecipe, get_ozaki_recipe, ozaki_matmul, ozaki_matmul_codes
 
 U = Fraction(1, 1 << 53)
@@ -200,16 +201,16 @@ def test_shapes_batches_jit_vmap_and_gradients(name):
 def test_json_returns_the_recipe():
     for name in MODULAR_ROWS:
         recipe = get_ozaki_recipe(name, moduli=5)
-        assert ozaki_recipe_from_dict(ozaki_recipe_to_dict(recipe)) == recipe and recipe.source
+        assert ozaki_recipe_from_dict(value_to_dict(recipe)) == recipe and recipe.source
     for name in ("ozaki2_fp8", "ozaki_fp8"):  # with a model of their own
         recipe = get_ozaki_recipe(name)
         recipe = recipe.replace(model=recipe.arithmetic.replace(fraction_bits=20))
-        assert ozaki_recipe_from_dict(ozaki_recipe_to_dict(recipe)) == recipe and recipe.arithmetic.fraction_bits == 20
+        assert ozaki_recipe_from_dict(value_to_dict(recipe)) == recipe and recipe.arithmetic.fraction_bits == 20
         ((_, saved),) = tcemu.policies.from_json(tcemu.policies.to_json(tcemu.dot_general(recipe)))
         assert saved.recipe == recipe
     for change in ({"moduli": [4, 6]}, {"moduli": 3}, {"moduli": ["3"]}, {"scaling": 1}, {"more": 1}, {"model": 1}):
         with pytest.raises(ValueError):
-            ozaki_recipe_from_dict(ozaki_recipe_to_dict(get_ozaki_recipe("ozaki2_int8")) | change)
+            ozaki_recipe_from_dict(value_to_dict(get_ozaki_recipe("ozaki2_int8")) | change)
 
 
 def test_mistakes_say_what_would_work():

@@ -191,7 +191,7 @@ class GeneralSteps:
             y = b.load(of, b.at(self.y.lanes, I16, term * columns + column))
             b.store(b.maximum(b.load(of, self.tops), x + y), self.tops)
 
-        self._over_terms(0, terms, 1, visit)
+        self._over_terms(0, terms, visit)
 
     def _absorb(self, accumulators: Value) -> None:
         """Rule 8: accumulators become Inf or NaN where the products of the step give one."""
@@ -240,13 +240,13 @@ class GeneralSteps:
         d = encode(form.result, take_sign(total), unit, n.rounding, n.kept)  # rules 6 and 7
         return c.special.select(code, d)  # rule 8
 
-    def _over_terms(self, start: int, stop: int, stride: int, visit: Callable[[Value], None]) -> None:
+    def _over_terms(self, start: int, stop: int, visit: Callable[[Value], None]) -> None:
         b = self.b
         if stop - start <= UNROLLED:
-            for term in range(start, stop, stride):
+            for term in range(start, stop):
                 visit(b.constant(I64, term))
         else:
-            with b.loop(b.constant(I64, stop - start), stride) as term:
+            with b.loop(b.constant(I64, stop - start), 1) as term:
                 visit(term + start)
 
     def _top_of_groups(self, row: Value, column: Value, least: Value) -> Value:
@@ -278,7 +278,7 @@ class GeneralSteps:
         sums = []
         for start in range(0, n.terms, size):
             b.store(b.constant(VECTOR, 0), self.product)
-            self._over_terms(start, min(start + size, n.terms), 1, visit)
+            self._over_terms(start, min(start + size, n.terms), visit)
             sums.append(b.load(VECTOR, self.product))
         return sums
 

@@ -88,11 +88,6 @@ def vector_bits() -> int:
     return host_target().vector_bits
 
 
-def has_feature(name: str) -> bool:
-    """Returns whether this machine's CPU has a feature, by LLVM's name, as "avx512vnni"."""
-    return host_target().has(name)
-
-
 def compile_text(text: str, target: str) -> bytes:
     """Returns the object file of LLVM IR: modules, joined by SEPARATOR, that are linked and optimised for a target as `str(Target)`.
 

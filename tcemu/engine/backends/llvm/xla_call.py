@@ -118,9 +118,6 @@ def call(kernel: Kernel, results: Results, *operands: Array) -> tuple[Array, ...
         kernel: The kernel.
         results: Shape and dtype of each result.
         *operands: Arrays of any shapes and dtypes. The kernel sees them in row-major order.
-
-    Returns:
-        The results.
     """
     if lowers_late_attributes():
         code: Any = LateKernel(kernel)

@@ -160,9 +160,6 @@ def issue_copies(machine: Machine, values: CopyValues, body: Callable[[Machine, 
         values: Values of the threads, [blocks, threads, ...].
         body: Function of the machine and the values of the issuing threads, [blocks, ...], among them "live": the block has an issuing
             thread in this iteration. It may change only the memory.
-
-    Returns:
-        The machine.
     """
     order = jnp.argsort(~machine.active, axis=1, stable=True)
     iterations = machine.active.sum(axis=1)
@@ -185,9 +182,6 @@ def carry_units(machine: Machine, units: Array, body: Callable[[Machine, Array, 
         units: Number of units of each block's copy, int64[blocks].
         body: Function of the machine, the indices of units int64[1, lanes], and bool[blocks, lanes], the units that a block has. It may
             change only the memory.
-
-    Returns:
-        The machine.
     """
 
     def carry(state: tuple[Array, Any]) -> tuple[Array, Any]:

@@ -310,9 +310,6 @@ def _issue(machine: Machine, bound: BoundStatement, values: Values, body: Body, 
         body: Function for one block, or for one pair: operands of the issuing thread, shared memory uint32[words] and cells
             uint32[128, columns], with an axis of 2 before them for a pair. It returns the cells and bool[problems].
         problems: Messages; a thread with a problem notes a fault, and its cells stay as they were.
-
-    Returns:
-        The machine.
     """
     _require_pairs(machine, bound)
     size, state, shape = bound.op.cta_group, memory.tensor_memory(machine), machine.active.shape

@@ -46,7 +46,7 @@ from tcemu.kernels.ptx.text.ptx_types import KINDS
 if TYPE_CHECKING:
     from tcemu.kernels.ptx.simt.machine import Machine
 
-SECTION, REDUCTION_SECTION = "PTX ISA 9.7.9.25.5", "PTX ISA 9.7.9.25.5.3"
+SECTION = "PTX ISA 9.7.9.25.5"
 BOX_ALIGNMENT = 128  # alignment of what is copied, in shared memory in bytes
 GATHERED_ROWS = 4  # of gather4 and scatter4
 OPEN_MODES: dict[str, str] = dict.fromkeys(

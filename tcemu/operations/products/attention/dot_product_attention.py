@@ -142,16 +142,15 @@ def attention(
     rotated = flash is not None and flash.hadamard
     to_odd = [scheme.rounds_once and not (rotated and i < 2) for i, scheme in enumerate((*qk.schemes, pv.schemes[1]))]
     q, k, v = (as_jax_array(x, round_to_odd=odd) for x, odd in zip(values, to_odd, strict=True))
-    arrays = _AttentionArrays(
-        q, k, v,
+    arrays = AttentionOperands(
+        qk, pv, q, k, v,
         bias=None if bias is None else as_jax_array(float_array("bias", bias)).astype(jnp.float32),
         mask=_check_mask(mask),
         lengths=(
             _check_lengths("query_seq_lengths", query_seq_lengths, shape), _check_lengths("key_value_seq_lengths", key_value_seq_lengths,
             shape)
         ),
-        random_key=random_key,
-        recipes=(qk, pv),
+        key=random_key,
     )  # fmt: skip
     for name, x in (("bias", arrays.bias), ("mask", arrays.mask)):
         _check_broadcasts(name, x, shape)
@@ -178,33 +177,20 @@ class _AttentionShape(NamedTuple):
         return (*self.batch, self.heads, self.queries, self.keys)
 
 
-class _AttentionArrays(NamedTuple):
-    """The arguments as JAX arrays."""
-
-    q: Array
-    k: Array
-    v: Array
-    bias: Array | None
-    mask: Array | None
-    lengths: tuple[Array | None, Array | None]
-    random_key: PRNGKey | None
-    recipes: tuple[Recipe, Recipe]
-
-
-def _compute(settings: AttentionSettings, shape: _AttentionShape, given: _AttentionArrays) -> tuple[Array, Array]:
+def _compute(settings: AttentionSettings, shape: _AttentionShape, given: AttentionOperands) -> tuple[Array, Array]:
     batch, groups = prod(shape.batch), shape.heads // max(1, shape.key_heads)
     q = given.q.reshape(batch, shape.queries, shape.key_heads, groups, shape.width)
     q = q.transpose(0, 2, 3, 1, 4).reshape(batch, shape.key_heads, groups * shape.queries, shape.width)
     k, v = (jnp.swapaxes(x.reshape(batch, *x.shape[-3:]), 1, 2) for x in (given.k, given.v))
     if settings.flash is not None and settings.flash.hadamard:
-        assert given.random_key is not None
-        signs = jax.random.bernoulli(jax.random.fold_in(given.random_key, 1), shape=(shape.width,))
+        assert given.key is not None
+        signs = jax.random.bernoulli(jax.random.fold_in(given.key, 1), shape=(shape.width,))
         q, k = hadamard_rotate(q, signs), hadamard_rotate(k, signs)
     spread = lambda x: None if x is None else _broadcast_to_groups(x, shape)
     lengths = tuple(None if x is None else jnp.broadcast_to(x, shape.batch).reshape(batch) for x in given.lengths)
-    key = given.random_key if any(recipe.is_stochastic for recipe in given.recipes) else None
-    operands = AttentionOperands(
-        *given.recipes, q=q, k=k, v=v, bias=spread(given.bias), mask=spread(given.mask), lengths=(lengths[0], lengths[1]),
+    key = given.key if given.qk.is_stochastic or given.pv.is_stochastic else None
+    operands = given._replace(
+        q=q, k=k, v=v, bias=spread(given.bias), mask=spread(given.mask), lengths=(lengths[0], lengths[1]),
         key=None if key is None else jax.random.fold_in(key, 0),
     )  # fmt: skip
     out, residual = attention_with_residual(settings, operands)
