@@ -12,7 +12,7 @@ from tcemu.engine.backends.llvm.blocks import LANES, code_type
 from tcemu.engine.backends.llvm.small_kernel import SmallForm, SmallProducts
 from tcemu.engine.backends.llvm.values import I8, I32, I64, POINTER, Builder
 from tcemu.uses.fuzz.llvm.drawing_kernel import VECTOR, CaseDrawing, count_case_tasks, load_keys
-from tcemu.uses.fuzz.llvm.kernel_calls import CASES, OPERANDS, WORD_BYTES, ComparisonLayout
+from tcemu.uses.fuzz.llvm.kernel_requests import CASES, OPERANDS, WORD_BYTES, ComparisonLayout
 
 LINE_BYTES = 64  # of a cache
 

@@ -21,7 +21,7 @@ from tcemu.engine.backends.llvm.values import I32, I64, POINTER, Builder, Value
 from tcemu.uses.fuzz import case_formulas as formulas
 from tcemu.uses.fuzz.case_formulas import STREAMS, DrawnCase, Features, FloatValues, KindValues
 from tcemu.uses.fuzz.case_kinds import EVERY
-from tcemu.uses.fuzz.llvm.kernel_calls import DrawRequest
+from tcemu.uses.fuzz.llvm.kernel_requests import DrawRequest
 from tcemu.uses.fuzz.random_words import GOLDEN_STEP, PlaceFields, mix_int, mix_positions
 
 VECTOR = ir.VectorType(I32, LANES)

@@ -16,44 +16,13 @@ from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.backends.llvm import xla_call
 from tcemu.engine.backends.llvm.small_programs import find_matrix_form
 from tcemu.engine.backends.llvm.xla_call import Kernel
-from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.engine.formats.number_formats import F32
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.uses.fuzz.case_kinds import Kind
+from tcemu.uses.fuzz.llvm.kernel_requests import CASES, OPERANDS, ComparisonLayout, DrawRequest
 
 if TYPE_CHECKING:
     from tcemu.engine.backends.llvm.small_kernel import SmallForm
-
-CASES = 16  # cases of a task
-OPERANDS = ("a", "b", "c")
-WORD_BYTES = 4
-
-
-class DrawRequest(NamedTuple):
-    """The instruction and the kinds of the cases that a kernel draws; it is compiled for each of them."""
-
-    op: MatrixMultiply
-    kinds: tuple[Kind, ...]
-
-    def format(self, name: str) -> Format:
-        """The format of an operand."""
-        return getattr(product_spec(self.op), name)
-
-    def shape(self, name: str) -> tuple[int, int]:
-        """The shape of an operand of one case."""
-        return self.op.matrix_shape("d" if name == "c" else name)
-
-    def size(self, name: str) -> int:
-        """Elements of an operand of one case."""
-        rows, columns = self.shape(name)
-        return rows * columns
-
-    def missing_reason(self, name: str) -> str:
-        """Returns why no kernel draws an operand; "" if one does."""
-        fmt, (_, columns) = self.format(name), self.shape(name)
-        if fmt.is_integer or fmt.words > 1:
-            return f"operands of {fmt} are drawn by JAX's operations"
-        regular = columns % CASES == 0 or CASES % columns == 0
-        return "" if name == "c" or (regular and self.size(name) % CASES == 0) else f"rows of {columns} fill no vectors"
 
 
 class DrawCall(NamedTuple):
@@ -76,27 +45,6 @@ def find_draw_call(op: MatrixMultiply, kinds: tuple[Kind, ...], operand: str) ->
     """Returns the call of the kernel that draws an operand, or None where there is none."""
     request = DrawRequest(op, kinds)
     return None if request.missing_reason(operand) or xla_call.missing() else DrawCall(request, operand)
-
-
-class ComparisonLayout(NamedTuple):
-    """The words of a task's result: the number of outputs that differ of each case, and operands and the left result of the first case."""
-
-    request: DrawRequest
-    with_operands: bool  # else the numbers alone
-
-    def bytes(self, name: str) -> int:
-        """Bytes of an operand of one case, or of the result, "d"."""
-        return self.request.size(name) * self.request.format(name).dtype.itemsize
-
-    @property
-    def copied(self) -> tuple[str, ...]:
-        """The operands and the result that follow the numbers."""
-        return (*OPERANDS, "d") if self.with_operands else ()
-
-    @property
-    def words(self) -> int:
-        """The number of words of a task."""
-        return CASES + sum(map(self.bytes, self.copied)) // WORD_BYTES
 
 
 class ComparisonCall(NamedTuple):
