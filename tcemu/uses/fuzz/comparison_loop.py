@@ -33,7 +33,6 @@ MAX_FIRST_CASES = 16  # mismatches per chunk and device whose numbers are return
 NO_CASE = 2**31 - 1  # an offset that stands for no case
 CPU_BATCH_PRODUCTS = 1 << 20  # products that one device computes per iteration on a CPU, as many as fit its cache
 BATCH_FACTORS = {"cpu": 1, "gpu": 2048, "tpu": 64}  # factors on other platforms, so that an iteration is long beside its kernel launches
-KERNEL_BATCH_FACTOR = 8  # factor where one kernel computes all on a CPU, whose operands stay in its caches
 MAX_BATCH_CASES = 1 << 20  # cases per iteration, with about 2 GB of operands and results
 COVERAGE_STRIDE = 16  # every 16th case is examined for coverage, which costs as much as an implementation
 
@@ -139,7 +138,6 @@ def make_chunk_runner(
     task, outputs = ComparisonTask(op, left, right, kinds, model), op.m * op.n
     if left.traceable and right.traceable:
         size, sharing = batch_size(op, devices[0].platform), len(devices)
-        size *= 1 if _find_kernel(task, size, devices[0].platform) is None else KERNEL_BATCH_FACTOR
         call, most = _compile_traceable(task, size, devices), (2**31 - 1) // (size * outputs)
     else:
         size, sharing = min(batch_size(op, "cpu"), 64), 1
