@@ -190,7 +190,7 @@ def test_the_cpu_kernel_draws_a_million_elements_and_more(op):
 
 def runs(compared, covering, cases):
     """The counts of a comparison by the portable way and by the kernel, and the calls of the kernel."""
-    op, sides = parsed(compared[0]), [get_implementation(*compared[:1], target) for target in compared[1:]]
+    op, sides = parsed(compared[0]), [get_implementation(compared[0], target) for target in compared[1:]]
 
     def compare():
         make_chunk_runner.cache_clear()
