@@ -57,8 +57,8 @@ CONTAINERS = {  # which functions fill, each with its bound and the reason for i
        for name in ("sizes", "scales", "shapes", "reserved")},
     "operations/products/recipe_kinds.py: _KINDS": "the kinds of recipes, one for each name in files",
     "base/results.py: facts": "nothing fills it: the facts of a result that has none",
-    **{f"uses/fuzz/case_generator.py: PlaceFields.{name}": "a bit field, whose insert returns a number"
-       for name in ("FIELD", "FLIPPED", "NUDGED", "PLACE")},
+    **{f"uses/fuzz/{file}.py: PlaceFields.{name}": "a bit field, whose insert returns a number"
+       for file in ("case_generator", "llvm/drawing_kernel") for name in ("FIELD", "FLIPPED", "NUDGED", "PLACE")},
 }  # fmt: skip
 FILLING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
 EMPTY = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"}

@@ -17,7 +17,7 @@ from tcemu.engine.isa.legality import instructions, min_version, targets
 from tcemu.engine.isa.targets import DEFAULT_TARGET
 from tcemu.faces.commands import EXAMPLE_SPELLING, OP_HELP, CommandError, command_errors
 from tcemu.faces.commands.arguments import parse_count, parse_positive_count
-from tcemu.uses.fuzz.case_generator import KINDS, MAX_WEIGHT
+from tcemu.uses.fuzz.case_kinds import KINDS, MAX_WEIGHT
 from tcemu.uses.fuzz.differential_run import RUN_FILE, FuzzRun, NotWritten, find_mismatches, format_duration, read_run_header
 from tcemu.uses.fuzz.implementations import GPU, REFERENCE, canonical_spec, resolve_common_op, split_spec
 from tcemu.uses.fuzz.model_inference import infer_model

@@ -5,7 +5,7 @@ every chunk, all processes have all counts, and the first process owns the file.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +15,18 @@ from jax import Array, lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
-from tcemu.base.compilation import jit_wide_vectors
+from tcemu.base.compilation import call_kernel_by_platform, jit_wide_vectors
+from tcemu.base.execution import PORTABLE, current_execution
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.small_products import MOST_OUTPUTS
 from tcemu.engine.isa.families import MatrixMultiply
-from tcemu.uses.fuzz.case_generator import Kind, OperandCodes, draw_case_kinds, draw_operands
+from tcemu.uses.fuzz.case_generator import OperandCodes, draw_case_kinds, draw_operands
+from tcemu.uses.fuzz.case_kinds import Kind
 from tcemu.uses.fuzz.coverage import Coverage, count_coverage
 from tcemu.uses.fuzz.implementations import Implementation, codes_function
+from tcemu.uses.fuzz.llvm.kernel_calls import ComparisonCall, find_comparison_call
+from tcemu.uses.fuzz.llvm.kernel_requests import CASES, WORD_BYTES, ComparisonLayout
 from tcemu.uses.fuzz.random_words import WordPair, add_offset, case_keys, split_uint64
 
 MAX_FIRST_CASES = 16  # mismatches per chunk and device whose numbers are returned; all are counted
@@ -160,17 +164,39 @@ def make_chunk_runner(
     return ChunkRunner(compare=compare, cases_per_iteration=size * sharing, max_iterations=max(1, most))
 
 
-def _count_batch(task: ComparisonTask, cases: CaseBatch, operands: OperandCodes, x: Array, y: Array) -> Tally:
-    """Count the results of one iteration: `x` of the left implementation, `y` of the right one."""
+def _count_batch(task: ComparisonTask, cases: CaseBatch, wrong: Array, operands: OperandCodes, x: Array) -> Tally:
+    """Count the results of one iteration.
+
+    Args:
+        task: The comparison.
+        cases: The cases.
+        wrong: int32 [cases], outputs that differ.
+        operands: Operands of the examined cases, every n-th one.
+        x: Left results of the examined cases.
+    """
     valid = cases.offset < cases.counted
-    wrong = jnp.where(valid, count_differing_outputs(task.op, x, y), 0)
+    wrong = jnp.where(valid, wrong, 0)
+    coverage = None
+    if task.model is not None:
+        low, high, examined = (v[:: len(v) // len(x)] for v in (*cases.number, valid))
+        coverage = count_coverage(task.op, task.model, operands, x, (low, high), examined)
     return Tally(
         wrong_cases=(wrong > 0).sum(dtype=jnp.int32),
         wrong_outputs=wrong.sum(dtype=jnp.int32),
         first=jnp.where(wrong > 0, cases.offset.astype(jnp.int32), NO_CASE),
         by_kind=_count_by_kind(task, cases, valid, wrong > 0),
-        coverage=None if task.model is None else _count_batch_coverage(task.op, task.model, cases, operands, x, valid),
+        coverage=coverage,
     )
+
+
+def _count_results(task: ComparisonTask, cases: CaseBatch, operands: OperandCodes, x: Array, y: Array) -> Tally:
+    """Count the results of one iteration: `x` of the left implementation, `y` of the right one."""
+    wrong = count_differing_outputs(task.op, x, y)
+    return _count_batch(task, cases, wrong, *jax.tree.map(lambda v: v[:: _examined_step(len(v))], (operands, x)))
+
+
+def _examined_step(cases: int) -> int:
+    return COVERAGE_STRIDE if cases % COVERAGE_STRIDE == 0 else 1
 
 
 def _count_by_kind(task: ComparisonTask, cases: CaseBatch, valid: Array, wrong: Array) -> Array:
@@ -178,13 +204,6 @@ def _count_by_kind(task: ComparisonTask, cases: CaseBatch, valid: Array, wrong: 
     kind = draw_case_kinds(cases.keys, task.kinds)
     of_kind = (kind[:, None] == jnp.arange(len(task.kinds))) & valid[:, None]
     return jnp.stack([of_kind.sum(0, dtype=jnp.int32), (of_kind & wrong[:, None]).sum(0, dtype=jnp.int32)], axis=-1)
-
-
-def _count_batch_coverage(op: MatrixMultiply, model: Model, cases: CaseBatch, operands: OperandCodes, x: Array, valid: Array) -> Coverage:
-    """Count coverage on every COVERAGE_STRIDE-th case."""
-    examined = slice(None, None, COVERAGE_STRIDE if len(cases.offset) % COVERAGE_STRIDE == 0 else 1)
-    operands, x, number, valid = jax.tree.map(lambda v: v[examined], (operands, x, cases.number, valid))
-    return count_coverage(op, model, operands, x, number, valid)
 
 
 def _zero_tally(like: Tally) -> Tally:
@@ -209,14 +228,23 @@ def _add_tally(before: Tally, iteration: Tally) -> Tally:
 def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]) -> ChunkFunction:
     """Compile everything into one loop, in which each device computes its share of the iterations."""
     left, right = codes_function(task.op, task.left), codes_function(task.op, task.right)
+    call = _find_kernel(task, size, devices[0].platform)
+
+    def compute(keys: WordPair) -> tuple[OperandCodes, Array, Array]:
+        operands = draw_operands(task.op, keys, task.kinds)
+        return operands, *lax.optimization_barrier((left(operands), right(operands)))
 
     def iterate(seed: WordPair, start: WordPair, counted: Array, offset: Array) -> Tally:
         # these barriers, like the one in `draw_operands`, keep a fusion from recomputing all this for each user
         number = add_offset(start, offset)
         keys = lax.optimization_barrier(case_keys(seed, number))
-        operands = draw_operands(task.op, keys, task.kinds)
-        x, y = lax.optimization_barrier((left(operands), right(operands)))
-        return _count_batch(task, CaseBatch(keys, number, offset, counted), operands, x, y)
+        cases = CaseBatch(keys, number, offset, counted)
+        if call is None:
+            return _count_results(task, cases, *compute(keys))
+        layout = call.layout
+        by_operands = lambda keys: _pack_results(task, layout, *compute(keys))
+        words = call_kernel_by_platform({"cpu": partial(lambda call, keys: call(*keys), call)}, by_operands, keys)
+        return _count_batch(task, cases, *_unpack_results(layout, words))
 
     def device(seed: WordPair, start: WordPair, counted: Array, iterations: Array) -> Tally:
         first_iteration = lax.axis_index("cases").astype(jnp.uint32) * iterations.astype(jnp.uint32)
@@ -237,6 +265,33 @@ def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]
     return jit_wide_vectors()(jax.shard_map(device, mesh=mesh, in_specs=(replicated,) * 4, out_specs=outcome, check_vma=False))
 
 
+def _find_kernel(task: ComparisonTask, size: int, platform: str) -> ComparisonCall | None:
+    """Return the kernel that draws the cases of an iteration, computes both sides and compares them, or None where there is none."""
+    if platform != "cpu" or current_execution() == PORTABLE or size % CASES:
+        return None
+    return find_comparison_call(task.op, task.kinds, (task.left.emulated, task.right.emulated), task.model is not None)
+
+
+def _pack_results(task: ComparisonTask, layout: ComparisonLayout, operands: OperandCodes, x: Array, y: Array) -> Array:
+    """Return what the kernel of a layout returns."""
+    wrong = count_differing_outputs(task.op, x, y).astype(jnp.uint32).reshape(-1, CASES)
+    copied = [{**operands, "d": x}[name][::CASES].reshape(len(wrong), -1) for name in layout.copied]
+    per_word = [WORD_BYTES // v.dtype.itemsize for v in copied]
+    words = [v if n == 1 else lax.bitcast_convert_type(v.reshape(len(v), -1, n), jnp.uint32) for v, n in zip(copied, per_word, strict=True)]
+    return jnp.concatenate([wrong, *words], axis=1)
+
+
+def _unpack_results(layout: ComparisonLayout, words: Array) -> tuple[Array, OperandCodes, Array]:
+    """Return the numbers of outputs that differ, int32 [cases], and operands and left results of every CASES-th case."""
+    wrong, copied, start = words[:, :CASES].astype(jnp.int32).reshape(-1), {}, CASES
+    for name in layout.copied:
+        stop = start + layout.bytes(name) // WORD_BYTES
+        codes = lax.bitcast_convert_type(words[:, start:stop], layout.request.format(name).dtype)
+        copied[name], start = codes.reshape(-1, *layout.request.shape(name)), stop
+    d = copied.pop("d", words[:, :0])
+    return wrong, copied, d
+
+
 def _compile_external(task: ComparisonTask, size: int) -> ChunkFunction:
     """Compile generation and comparison apart, for implementations that are called from Python between the two."""
     op = task.op
@@ -252,7 +307,7 @@ def _compile_external(task: ComparisonTask, size: int) -> ChunkFunction:
 
     @jax.jit
     def compare(seed: WordPair, start: WordPair, counted: Array, operands: OperandCodes, x: Array, y: Array) -> Tally:
-        tally = _count_batch(task, cases(seed, start, counted), operands, x, y)
+        tally = _count_results(task, cases(seed, start, counted), operands, x, y)
         return jax.tree.map(lambda v: v[None], _add_tally(_zero_tally(tally), tally))
 
     def call(seed: WordPair, start: WordPair, counted: Array, iterations: Array) -> Tally:

@@ -30,7 +30,8 @@ from tcemu.engine.architectures.lookup import require_product
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.operations.products.unit_choice import describe_unit
-from tcemu.uses.fuzz.case_generator import HostOperandCodes, Kind, generate, select_kinds
+from tcemu.uses.fuzz.case_generator import HostOperandCodes, generate
+from tcemu.uses.fuzz.case_kinds import Kind, select_kinds
 from tcemu.uses.fuzz.comparison_loop import ChunkCounts, ChunkRunner, Processes, compute_result, make_chunk_runner, spans_processes
 from tcemu.uses.fuzz.coverage import Coverage, coverage_lines
 from tcemu.uses.fuzz.implementations import Implementation, get_implementation, resolve_common_op

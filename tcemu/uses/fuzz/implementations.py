@@ -49,6 +49,7 @@ class Implementation:
             between two compiled parts, and may be anything, such as another emulator or a GPU.
         target: Target that `explain` shows, if any.
         model: Model that `explain` shows, if any.
+        emulated: Model of a `fn` that computes as `tcemu.dot` does by this model, so that a kernel may compute both. None: any other `fn`.
         identity: Text that changes when the results of `fn` change. A saved run resumes only with implementations that have the same
             identity as before. None: the implementation cannot be told from another one of its name.
     """
@@ -60,6 +61,7 @@ class Implementation:
     target: str | None = None
     model: Model | None = field(default=None, compare=False)  # it may hold arrays
     identity: str | None = None
+    emulated: Model | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.level not in ("codes", "registers"):
@@ -98,7 +100,7 @@ def emulator(op: MatrixMultiply, target: str, model: Model | None = None, name: 
     identity = f"{target}, {used.model}, clamped metadata {used.clamped_metadata}" + ("" if own is op else f", {own}")
     if own is not op:
         return Implementation(name or target, compute, identity=identity)  # explain shows instructions of `op`
-    return Implementation(name or target, compute, target=target, model=used.model, identity=identity)
+    return Implementation(name or target, compute, target=target, model=used.model, identity=identity, emulated=used.model)
 
 
 def own_instruction(op: MatrixMultiply, target: str) -> MatrixMultiply:
@@ -257,7 +259,12 @@ def _implementation_from_spec(op: MatrixMultiply, spec: str) -> Implementation:
         lowered = get_model(_require_counterpart(op), target) if lowering == "tcgen05" else get_model(op, target, toolkit=lowering)
         used = what_if(lowered, changes) if changes else lowered
         return Implementation(
-            spec, lambda operands: compute_codes(op, used, operands), target=target, model=used, identity=f"{spec}, {used}"
+            spec,
+            lambda operands: compute_codes(op, used, operands),
+            target=target,
+            model=used,
+            identity=f"{spec}, {used}",
+            emulated=used,
         )
     return emulator(op, target, what_if(find_row(own_instruction(op, target), target).model, changes) if changes else None, spec)
 

@@ -38,7 +38,8 @@ from tcemu.engine.formats.number_formats import F16, F32, F64, S32, Format
 from tcemu.engine.isa.legality import targets
 from tcemu.operations.products.unit_choice import describe_unit
 from tcemu.uses.fuzz.boundary_dots import BoundaryDrawer
-from tcemu.uses.fuzz.case_generator import FLOOR_EXPONENTS, generate
+from tcemu.uses.fuzz.case_formulas import FLOOR_EXPONENTS
+from tcemu.uses.fuzz.case_generator import generate
 from tcemu.uses.fuzz.differential_run import find_mismatches
 from tcemu.uses.fuzz.implementations import Implementation, emulator, get_implementation, resolve_common_op
 from tcemu.uses.fuzz.model_hypotheses import (

@@ -11,17 +11,20 @@ bits only if no kind of case reads both, or if their correlation does no harm; a
 Source of `mix_words`: lowbias32 by Chris Wellons, a bijection of 32-bit words (nullprogram.com/blog/2018/07/31, public domain).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from tcemu.engine.arithmetic.step.values import V
 
 GOLDEN_STEP = 0x9E3779B9  # 2^32 divided by the golden ratio, the step of the counter
 ROUNDS = 4  # rounds of the Feistel network
 WORD_MASK = (1 << 32) - 1
 
 WordPair = tuple[Array, Array]  # a 64-bit number as two uint32 arrays, low word first
+W = TypeVar("W")  # words: uint32 arrays, or lane values
 
 
 def split_uint64(value: int) -> WordPair:
@@ -35,11 +38,12 @@ def add_offset(base: WordPair, offset: Array) -> WordPair:
     return low, base[1] + (low < offset)
 
 
-def mix_words(x: Array) -> Array:
+def mix_words(x: W) -> W:
     """Map each word to a distant word, bijectively."""
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    word: Any = x
+    word = (word ^ (word >> 16)) * np.uint32(0x7FEB352D)
+    word = (word ^ (word >> 15)) * np.uint32(0x846CA68B)
+    return word ^ (word >> 16)
 
 
 def case_keys(seed: WordPair, number: WordPair) -> WordPair:
@@ -50,20 +54,27 @@ def case_keys(seed: WordPair, number: WordPair) -> WordPair:
     return left, right
 
 
-def draw_words(keys: WordPair, stream: int, indices: Array | np.ndarray) -> Array:
+def draw_words(keys: tuple[W, W], stream: int, indices: W) -> W:
     """Draw one word for each index of a case's stream. Keys and indices broadcast.
 
     The function is `mix_words` with half of the key added midway.
     """
-    x = keys[0] + indices.astype(jnp.uint32) * np.uint32(GOLDEN_STEP) + np.uint32(mix_int(stream))
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D) ^ keys[1]
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    index: Any = indices
+    return mix_positions(index * np.uint32(GOLDEN_STEP) + keys[0] + np.uint32(mix_int(stream)), keys[1])
 
 
-def remix_words(word: Array) -> Array:
+def mix_positions(x: W, other_key: W) -> W:
+    """The words at these positions of the counter: the second half of `draw_words`."""
+    word: Any = x
+    word = (word ^ (word >> 16)) * np.uint32(0x7FEB352D) ^ other_key
+    word = (word ^ (word >> 15)) * np.uint32(0x846CA68B)
+    return word ^ (word >> 16)
+
+
+def remix_words(word: W) -> W:
     """Derive a second word from each word, where 32 bits are not enough. This is half of `mix_words`."""
-    x = (word ^ (word >> 15)) * np.uint32(0x2C1B3C6D)
+    x: Any = word
+    x = (x ^ (x >> 15)) * np.uint32(0x2C1B3C6D)
     return x ^ (x >> 16)
 
 
@@ -91,19 +102,20 @@ class BitField(NamedTuple):
         """A word with ones in this field."""
         return (1 << self.width) - 1 << self.low
 
-    def extract(self, word: Array) -> Array:
-        """Extract the field as uint32, from 0 to 2^width - 1."""
-        shifted = word >> self.low if self.low else word
+    def extract(self, word: W) -> W:
+        """Extract the field, from 0 to 2^width - 1."""
+        given: Any = word
+        shifted = given >> self.low if self.low else given
         return shifted if self.low + self.width == WORD_BITS else shifted & np.uint32((1 << self.width) - 1)
 
-    def is_below(self, word: Array, bound: Array | int) -> Array:
-        """Compare the field with bounds from 0 to 2^width - 1. Both are shifted to the top of a word first."""
-        up = np.uint32(WORD_BITS - self.width)
-        return word << (up - np.uint32(self.low)) < jnp.asarray(bound).astype(jnp.uint32) << up
+    def is_below(self, word: V, bound: V | int) -> V:
+        """Compare the field, without bit 31 of the word, with bounds from 0 to 2^width. Nothing of the word is shifted."""
+        return (word & self.mask) < (bound << self.low)
 
-    def insert(self, value: Array) -> Array:
+    def insert(self, value: W) -> W:
         """Build a word that has the lowest bits of `value` in this field and zeros elsewhere."""
-        return (value.astype(jnp.uint32) & np.uint32((1 << self.width) - 1)) << self.low
+        given: Any = value
+        return (given & np.uint32((1 << self.width) - 1)) << self.low
 
 
 class CaseBitField(NamedTuple):

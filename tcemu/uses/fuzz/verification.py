@@ -21,7 +21,8 @@ from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Mover,
 from tcemu.engine.isa.legality import instructions
 from tcemu.engine.layouts.shared_memory import SWIZZLE_BYTES
 from tcemu.engine.layouts.sparsity import undefined_fields
-from tcemu.uses.fuzz.case_generator import KINDS, draw_operands, generate
+from tcemu.uses.fuzz.case_generator import draw_operands, generate
+from tcemu.uses.fuzz.case_kinds import KINDS
 from tcemu.uses.fuzz.comparison_loop import batch_size, count_differing_outputs
 from tcemu.uses.fuzz.differential_run import FuzzRun
 from tcemu.uses.fuzz.implementations import Implementation, compute_codes, emulator

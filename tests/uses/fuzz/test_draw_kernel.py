@@ -1,23 +1,24 @@
-"""The kernel `fuzz/cuda/draw.cu` and what writes its arithmetic: against XLA, on a CPU and compiled for every GPU."""
+"""The kernels that draw cases, `fuzz/cuda/draw.cu` and `fuzz/llvm`, and that compare on them: against XLA, and compiled for every GPU."""
 
-import ctypes
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from support import cuda_on_cpu
 from support.assembling import ARCHITECTURES, assemble, assembled_here
 from support.drawn_ops import OPS
 from support.sampling import sample_cases
 
 import tcemu
-from tcemu.engine.backends.cuda import scalar_functions as scalars
+from tcemu.engine.backends.llvm import xla_call
 from tcemu.formats import E4M3, F16, F32
-from tcemu.fuzz import KINDS, generate, get_implementation
+from tcemu.fuzz import KINDS, Implementation, generate, get_implementation
 from tcemu.uses.fuzz import case_generator as elements
+from tcemu.uses.fuzz.case_formulas import KindValues
 from tcemu.uses.fuzz.comparison_loop import make_chunk_runner
+from tcemu.uses.fuzz.llvm.kernel_calls import find_comparison_call
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
 USUAL = (OPS[0],)
@@ -36,7 +37,8 @@ def programs_of_one_machine_alone():
 
 def both_ways(call):
     """What it gives by XLA, and with the kernel; how often that was launched."""
-    wanted = call()
+    with tcemu.execution("portable"):
+        wanted = call()
     jax.clear_caches()
     make_chunk_runner.cache_clear()
     with cuda_on_cpu.kernels_on_cpu(), pytest.MonkeyPatch.context() as patch:
@@ -84,12 +86,10 @@ def test_the_loop_and_vmap_call_it():
 
     def drawn(low):
         of_case = jnp.arange(6, dtype=jnp.int32)
-        kind = {name: jnp.full(6, 40 if name in ("edge", "special", "zero") else 0, jnp.int32) for name in elements.PACKED}
-        place = jnp.broadcast_to(jnp.arange(8, dtype=jnp.uint32), (6, 8))
+        kind = KindValues(*(jnp.full(6, 40 if name in ("edge", "special", "zero") else 0, jnp.int32) for name in KindValues._fields))
+        place = jnp.arange(8, dtype=jnp.int32)[:, None]
         keys = low + of_case.astype(jnp.uint32), of_case.astype(jnp.uint32)
-        return elements.draw_floats(
-            which, (4, 8), elements.FloatInputs(keys, kind, of_case[:, None] + jnp.arange(8, dtype=jnp.int32) - 4, place)
-        )
+        return elements.draw_floats(which, (4, 8), elements.FloatInputs(keys, kind, of_case + place - 4, jnp.broadcast_to(place, (8, 6))))
 
     many = jnp.arange(3, dtype=jnp.uint32) * 1000
     wanted, found, _ = both_ways(lambda: np.asarray(jax.jit(lambda many: jax.vmap(drawn)(many))(many)))
@@ -115,72 +115,123 @@ def test_the_texts_compile(architecture, tmp_path):
         assemble(elements.draw_kernel_text(which), architecture, tmp_path)
 
 
-# ---- functions of single numbers, written as C++
+# ---- the kernels for CPUs
+
+kernels_run = pytest.mark.skipif(bool(xla_call.missing()), reason=f"no kernel runs here: {xla_call.missing()}")
+E4M3_MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+DRAWN = (*OPS, "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32")
+COMPARED = (  # the steps of one side are parts of the other's, or not; with and without chains; wide formats
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_80", "sm_90a"),
+    (E4M3_MMA, "sm_89", "sm_90a"),
+    ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "sm_90a", "sm_80"),
+    ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "sm_80", "sm_90a"),
+    (E4M3_MMA, "sm_90a", "sm_90a:fraction_bits=24"),
+    ("mma.sync.aligned.m16n8k16.row.col.f32.e5m2.e4m3.f32", "sm_120", "sm_120:terms=4"),
+    ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "sm_120a", "sm_120a:fraction_bits=20"),
+)
 
 
-def every_operation(x, y, i, j):
-    """Of two uint32 and two int32: each operation that a text may have, in one word."""
-    shift = (y & 31).astype(jnp.uint32)
-    unsigned = [x + y, x - y, x * y, x & y, x | y, x ^ y, ~x, x << shift, x >> shift, jnp.maximum(x, y), jnp.minimum(x, y)]
-    signed = [
-        i + j,
-        i - j,
-        i * j,
-        i & j,
-        ~i,
-        i << shift.astype(jnp.int32),
-        i >> shift.astype(jnp.int32),
-        jnp.maximum(i, j),
-        jnp.clip(i, -5, j),
-    ]
-    signed.append(lax.shift_right_logical(i, shift.astype(jnp.int32)))
-    asked = [
-        x < y,
-        x <= y,
-        i > j,
-        i >= j,
-        x == y,
-        i != j,
-        (x < y) & (i < j),
-        (x < y) | (i < j),
-        (x < y) ^ (i < j),
-        ~(x < y),
-        x.astype(bool),
-    ]
-    narrow = [x.astype(jnp.uint8), x.astype(jnp.uint16) * jnp.uint16(3), (i.astype(jnp.uint8) + jnp.uint8(200))]
-    word = jnp.uint32(0)
-    for value in (*unsigned, *signed, *narrow, *(jnp.where(one, x, np.uint32(77)) for one in asked), *asked):
-        word = (word ^ value.astype(jnp.uint32)) * np.uint32(0x01000193)
-    return word
+def parsed(op: str) -> Any:
+    return tcemu.parse(op)
 
 
-@compiled_here
-def test_a_function_in_c_is_that_of_jax():
-    """At the ends of both types and between them."""
-    rng = np.random.default_rng(0)
-    ends = np.array(
-        [0, 1, 2, 31, 32, 127, 128, 255, 256, 65535, 65536, 0x7FFFFFFE, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF]
-    )
-    words = np.concatenate([ends, rng.integers(0, 1 << 32, 60)]).astype(np.uint32)
-    x, y = (v.ravel() for v in np.meshgrid(words, words))
-    i, j = rng.permutation(x).view(np.int32), rng.permutation(y).view(np.int32)
-    text = scalars.scalar_function_text("f", every_operation, np.uint32, np.uint32, np.int32, np.int32)
-    head = "#define __device__\n#define __forceinline__ inline\n"
-    loop = 'extern "C" void run(int n, const unsigned *x, const unsigned *y, const int *i, const int *j, unsigned *d) {'
-    library = ctypes.CDLL(
-        str(cuda_on_cpu.build_library(f"{head}{text}{loop} for (int v = 0; v < n; ++v) d[v] = f(x[v], y[v], i[v], j[v]); }}"))
-    )
-    found = np.zeros_like(x)
-    library.run(len(x), *(v.ctypes.data_as(ctypes.c_void_p) for v in (x, y, i, j, found)))
-    wanted = np.asarray(jax.jit(every_operation)(x, y, i, j))
-    wrong = int((found != wanted).sum())
-    assert wrong == 0 and len(np.unique(wanted)) > len(wanted) // 2, f"{wrong} mismatches of {len(x)}"
+def by_portable(call):
+    with tcemu.execution("portable"):
+        return call()
 
 
-def test_other_operations_are_refused():
-    with pytest.raises(TypeError, match="population_count of unsigned int is no operation"):
-        scalars.scalar_function_text("f", lax.population_count, np.uint32)
-    with pytest.raises(TypeError, match=r"float32\[\].*single numbers of bool, int32"):
-        scalars.scalar_function_text("f", lambda x: x.astype(jnp.float32), np.uint32)
-    with pytest.raises(TypeError, match="single numbers"):
-        scalars.scalar_function_text("f", lambda x: jnp.full(3, x), np.uint32)
+def count_calls(call, name):
+    """How often a CPU kernel of this name is called in what is returned."""
+    kernels, build = [], xla_call.call
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xla_call, "call", lambda kernel, *given: (kernels.append(kernel.name), build(kernel, *given))[1])
+        return call(), kernels.count(name)
+
+
+@kernels_run
+@pytest.mark.parametrize("op", sample_cases(DRAWN, (DRAWN[4],)))
+def test_the_cpu_kernel_draws_what_xla_draws(op):
+    """Every kind of cases; the last group of cases is not full."""
+    wanted = by_portable(lambda: generate(op, 12345, (1 << 40) + 7, 500))
+    found, calls = count_calls(lambda: generate(op, 12345, (1 << 40) + 7, 500), "draw")
+    assert calls == (2 if "m64n24" in op else 3), "rows of 24 elements fill no vectors"
+    for name, codes in wanted.items():
+        wrong = int((found[name] != codes).sum())
+        assert wrong == 0 and found[name].dtype == codes.dtype, f"{name}: {wrong} mismatches of {codes.size}"
+
+
+@kernels_run
+@pytest.mark.parametrize("kind", sample_cases([kind.name for kind in KINDS], ("cancellation",)))
+def test_the_cpu_kernel_draws_each_kind_alone(kind):
+    for op in (SMALL, E4M3_MMA):
+        draw = lambda op=op: generate(op, 3, 0, 400, kinds=[kind])
+        wanted, found = by_portable(draw), draw()
+        assert all((found[name] == codes).all() for name, codes in wanted.items())
+        assert all(len(np.unique(wanted[name])) > 2 for name in "abc")
+
+
+@kernels_run
+def test_the_cpu_kernel_under_vmap():
+    keys = jnp.arange(60, dtype=jnp.uint32).reshape(3, 20) * np.uint32(0x9E3779B9)
+    draw = lambda low: elements.draw_operands(parsed(SMALL), (low, low ^ 5), KINDS)["a"]
+    found = jax.jit(jax.vmap(draw))(keys)
+    assert found.shape == (3, 20, 8, 4) and (found[2] == draw(keys[2])).all() and len(np.unique(found)) > 100
+
+
+@kernels_run
+@pytest.mark.full
+@pytest.mark.parametrize("op", DRAWN)
+def test_the_cpu_kernel_draws_a_million_elements_and_more(op):
+    cases = 1 + 4_000_000 // (parsed(op).m * parsed(op).k)
+    draw = lambda: generate(op, 99, 1 << 50, cases)
+    wanted, found = by_portable(draw), draw()
+    assert sum(int((found[name] != codes).sum()) for name, codes in wanted.items()) == 0
+
+
+def runs(compared, covering, cases):
+    """The counts of a comparison by the portable way and by the kernel, and the calls of the kernel."""
+    op, sides = parsed(compared[0]), [get_implementation(compared[0], target) for target in compared[1:]]
+
+    def compare():
+        make_chunk_runner.cache_clear()
+        chunk = make_chunk_runner(op, *sides, KINDS, sides[0].model if covering else None, (jax.devices("cpu")[0],))
+        iterations = -(-cases // chunk.cases_per_iteration)
+        return chunk.compare(5, (1 << 40) + 3, cases, iterations)
+
+    return by_portable(compare), *count_calls(compare, "compare")
+
+
+def assert_equal_counts(wanted, found):
+    assert found._replace(by_kind=0, coverage=0) == wanted._replace(by_kind=0, coverage=0) and wanted.wrong_cases > 0
+    assert (found.by_kind == wanted.by_kind).all()
+    assert all((x == y).all() for x, y in zip(found.coverage, wanted.coverage, strict=True))
+
+
+@kernels_run
+@pytest.mark.parametrize("compared", sample_cases(COMPARED, COMPARED[:2]))
+def test_the_comparing_kernel_counts_what_the_portable_way_counts(compared):
+    wanted, found, calls = runs(compared, True, 700)
+    assert_equal_counts(wanted, found)
+    assert calls > 0 and found.coverage.cases[0] > 0
+
+
+@kernels_run
+@pytest.mark.full
+@pytest.mark.parametrize("compared", COMPARED)
+def test_the_comparing_kernel_on_many_cases(compared):
+    for covering in (False, True):
+        wanted, found, calls = runs(compared, covering, 40_000)
+        assert_equal_counts(wanted, found)
+        assert calls > 0
+
+
+@kernels_run
+def test_what_no_kernel_compares_is_compared_without():
+    """An implementation that is a function, and operands that no kernel draws."""
+    op, true = parsed(SMALL), get_implementation(SMALL, "sm_70")
+    faulty = Implementation("faulty", lambda given: true.fn(given) ^ 1, model=true.model)
+    assert find_comparison_call(op, KINDS, (true.emulated, faulty.emulated), True) is None
+    assert find_comparison_call(op, KINDS, (true.emulated, true.emulated), True) is not None
+    for other, target in (("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", "sm_90"), (OPS[1], "sm_90"), (OPS[8], "sm_90")):
+        model = get_implementation(other, target).emulated
+        assert model is not None and find_comparison_call(parsed(other), KINDS, (model, model), True) is None

@@ -59,7 +59,7 @@ def test_words_are_those_of_a_count_in_plain_integers():
         x = (x ^ x >> 16) * 0x7FEB352D & WORD_MASK ^ right
         x = (x ^ x >> 15) * 0x846CA68B & WORD_MASK
         expected.append(x ^ x >> 16)
-    assert draw_words(keys, 3, jnp.arange(5)).tolist() == expected
+    assert draw_words(keys, 3, jnp.arange(5, dtype=jnp.uint32)).tolist() == expected
 
 
 def test_numbers_beyond_32_bits_count_on():

@@ -41,9 +41,19 @@ def marked_class(x: MarkedFactor[V]) -> V:
 
 def add_specials(code: V, products: list[V]) -> V:
     """The f32 sum of products in which Inf and NaN stand for themselves, and of an f32 accumulator that is Inf or NaN."""
+    return own_special(code) + sum_products(products)
+
+
+def sum_products(products: list[V]) -> V:
+    """The f32 sum of products in which Inf and NaN stand for themselves."""
     while len(products) > 1:
         products = [reduce(add, products[at : at + 2]) for at in range(0, len(products), 2)]
-    return ((code & INFINITY) == INFINITY).select(code, 0).as_float() + products[0]
+    return products[0]
+
+
+def own_special(code: V) -> V:
+    """An f32 accumulator that is Inf or NaN, else 0."""
+    return ((code & INFINITY) == INFINITY).select(code, 0).as_float()
 
 
 def is_special(total: V) -> V:

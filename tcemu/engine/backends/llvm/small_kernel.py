@@ -12,7 +12,8 @@ Nothing here depends on whether the machine flushes subnormals: floats are norma
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -39,18 +40,26 @@ class PlacedOperand(NamedTuple):
     words: int
 
 
-class SmallForm(NamedTuple):
-    """The parameters of a kernel, which is compiled for each set of them."""
+class SideForm(NamedTuple):
+    """A model by which a kernel adds the products."""
 
     arithmetic: KernelForm
+    parts: int  # parts of K, one after the other, that a step adds
+    chained: bool  # steps begin at zero, and their sum is added to C
+
+
+class SmallForm(NamedTuple):
+    """The parameters of small products, which are compiled for each set of them."""
+
     m: int
     n: int
-    steps: tuple[tuple[int, ...], ...]  # products of each step, by their numbers along K
-    chained: bool  # steps begin at zero, and their sum is added to C
+    parts: tuple[tuple[int, ...], ...]  # products of each part of K, by their numbers along K
     a: PlacedOperand
     b: PlacedOperand
     c: PlacedOperand
     d: PlacedOperand
+    sides: tuple[SideForm, ...]  # of the same formats
+    converts_half: bool  # the CPU converts f16 to f32
 
     def missing_reason(self) -> str:
         """Returns why there is no kernel of this form; "" if there is one."""
@@ -58,115 +67,74 @@ class SmallForm(NamedTuple):
             return f"an operand is not a multiple of {LANES} words"
         return "" if self.n % (GROUP // LANES) == 0 else f"D is not a multiple of {GROUP // LANES} columns"
 
+    @property
+    def terms(self) -> int:
+        """Products of a part; the last part may have fewer."""
+        return max(map(len, self.parts))
 
-class SmallKernel(LaneSteps):
-    """The function of one task."""
+    @property
+    def group(self) -> int:
+        """Parts of K after which every side has completed a step."""
+        return max(side.parts for side in self.sides)
 
-    def __init__(self, module: ir.Module, name: str, small: SmallForm) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        b = Builder(function, small.arithmetic.wide_registers)
-        super().__init__(small.arithmetic, b)
-        self.small = small
-        task, buffers, dims = b.arguments
-        self.pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(4)]
-        sizes = [b.load(I64, b.load(POINTER, b.at(dims, POINTER, at))) for at in range(4)]
-        last = sizes[3] - 1
-        products = [b.minimum(task * LANES + lane, last) for lane in range(LANES)]  # beyond the batch its last product, once more
-        self.products = [[(size > 1).select(product, 0) for product in products] for size in sizes]
-        step, narrow = self.form.step, self.form.step.is_narrow
-        self.words = b.allocate(VECTOR, max(small.a.words, small.b.words) + 1)
-        self.accumulators, self.added = b.allocate(VECTOR, small.m * small.n), b.allocate(VECTOR, small.m * small.n)
-        self.lane = self.form.lane_type if narrow else I32
-        self.x = Factors(self, small.a, step.a, small.m, self.form.lane_biases[0])
-        self.y = Factors(self, small.b, step.b, small.n, self.form.lane_biases[1])
-        self.tops = b.allocate(ir.VectorType(self.lane, LANES), small.n)
-        self._build()
+    def merge(self, other: SmallForm) -> SmallForm | None:
+        """Returns the form of both models, which multiplies the operands once, or None if their steps do not fit each other.
 
-    def _build(self) -> None:
-        b, small, terms = self.b, self.small, self.form.terms
-        steps = [[*step, *[None] * (terms - len(step))] for step in small.steps]
-        k = len(small.a.bits) // small.m
-        rows = [None if at is None else small.a.bits[row * k + at] for step in steps for row in range(small.m) for at in step]
-        columns = [None if at is None else small.b.bits[at * small.n + j] for step in steps for at in step for j in range(small.n)]
-        self.x.load(self.pointers[0], self.products[0], rows)
-        self.y.load(self.pointers[1], self.products[1], columns)
-        start = self.added if small.chained else self.accumulators
-        elements = b.table(I32, elements_of_words(small.c))
-        with b.loop(b.constant(I64, small.c.words), LANES) as block:
-            for lane, vector in enumerate(self.load_words(self.pointers[2], self.products[2], small.c.words, block)):
-                b.store(vector, self._element(start, elements, block + lane))
-        count = b.constant(I64, small.m * small.n)
-        if small.chained:
-            with b.loop(count) as at:
-                b.store(b.constant(VECTOR, 0), b.at(self.accumulators, VECTOR, at))
-        with b.loop(b.constant(I64, len(steps))) as step:
-            add_row = self._add_narrow_row if self.form.step.is_narrow else self._add_any_row
-            with b.loop(b.constant(I64, small.m)) as row:
-                add_row(row, (step * small.m + row) * terms, step * (terms * small.n))
-        if small.chained:
-            with b.loop(count) as at:
-                place = b.at(self.accumulators, VECTOR, at)
-                b.store(self._add_chain(b.load(VECTOR, b.at(self.added, VECTOR, at)), b.load(VECTOR, place)), place)
-        elements = b.table(I32, elements_of_words(small.d))
-        with b.loop(b.constant(I64, small.d.words), LANES) as block:
-            columns = [b.load(VECTOR, self._element(self.accumulators, elements, block + lane)) for lane in range(LANES)]
-            for vector, product in zip(transpose(b, columns), self.products[3], strict=True):
-                b.store(vector, b.at(self.pointers[3], I32, product * small.d.words + block))
-        b.finish()
+        Both have one side. The steps of one of them have to be parts of those of the other one.
+        """
+        if len(self.parts) < len(other.parts):
+            merged = other.merge(self)
+            return None if merged is None else merged._replace(sides=merged.sides[::-1])
+        (side,), (coarse,) = self.sides, other.sides
+        ratio, parts = len(self.parts) // len(other.parts), self.parts
+        joined = tuple(tuple(k for part in parts[at : at + ratio] for k in part) for at in range(0, len(parts), ratio))
+        steps, formats = (side.arithmetic.step, coarse.arithmetic.step), lambda step: (step.a, step.b, step.is_narrow)
+        fits = list(map(sorted, joined)) == list(map(sorted, other.parts)) and len({len(part) for part in parts}) == 1
+        if not fits or formats(steps[0]) != formats(steps[1]) or self._replace(parts=(), sides=()) != other._replace(parts=(), sides=()):
+            return None
+        return self._replace(sides=(side, coarse._replace(parts=ratio)))
 
-    def _element(self, memory: Value, table: Value, word: Value) -> Value:
-        """The place of the element that a word of C or D holds."""
-        b = self.b
-        return b.at(memory, VECTOR, b.load(I32, b.at(table, I32, word)).cast("zext", I64))
 
-    def load_words(self, pointer: Value, products: list[Value], words: int, block: Value) -> list[Value]:
-        """LANES words of each product, from number `block` on, as a vector for each word."""
-        b = self.b
-        return transpose(b, [b.load(VECTOR, b.at(pointer, I32, product * words + block)) for product in products])
+class SideSteps(LaneSteps):
+    """The steps of one model in a function that is being built: for a row, the columns one after the other."""
 
-    # ---- steps
+    def __init__(self, b: Builder, side: SideForm, elements: int) -> None:
+        super().__init__(side.arithmetic, b)
+        self.side = side
+        self.accumulators, self.added = b.allocate(VECTOR, elements), b.allocate(VECTOR, elements if side.chained else 1)
 
-    def _add_narrow_row(self, row: Value, x_start: Value, y_start: Value) -> None:
-        """x_start, y_start: places of the row and of the step."""
-        b, form, n = self.b, self.form, self.small.n
-        groups = ir.VectorType(self.lane, GROUP)
-        with b.loop(b.constant(I64, n), GROUP // LANES) as column:
-            top = b.constant(groups, form.least)
-            for term in range(form.terms):
-                x = b.repeat(self.x.load_lane(x_start + term), GROUP // LANES)
-                y = b.load(groups, b.at(self.y.exponents, ir.VectorType(self.lane, LANES), y_start + column + term * n))
-                top = b.maximum(top, x + y, signed=False)
-            b.store(top, b.at(self.tops, ir.VectorType(self.lane, LANES), column))
-        with b.loop(b.constant(I64, n)) as column:
-            place = b.at(self.accumulators, VECTOR, row * n + column)
-            code, top = (
-                b.load(VECTOR, place),
-                b.load(ir.VectorType(self.lane, LANES), b.at(self.tops, ir.VectorType(self.lane, LANES), column)),
-            )
-            usable = bounded.usable_accumulator(code, form.step.most)
-            unit, scale = self.align(usable, top)
-            products = [self.x.load_value(x_start + t) * self.y.load_value(y_start + column + t * n) for t in range(form.terms)]
-            sums = bounded.add_terms([bounded.truncate_by_conversion(product, scale) for product in products], form.step.sums)
-            own = bounded.truncate_by_conversion(usable.as_float(), scale)
-            word = self.select_unreached(code, self.round([*sums, own], unit), top)
-            b.store(self._select_special(word, specials.add_specials(code, products)), place)
+    @property
+    def start(self) -> Value:
+        """Where C is stored first."""
+        return self.added if self.side.chained else self.accumulators
 
-    def _add_any_row(self, row: Value, x_start: Value, y_start: Value) -> None:
-        b, n = self.b, self.small.n
-        with b.loop(b.constant(I64, n)) as column:
-            place = b.at(self.accumulators, VECTOR, row * n + column)
-            code, products = b.load(VECTOR, place), []
-            for term in range(self.form.terms):
-                x, y = x_start + term, y_start + column + term * n
-                products.append((self.x.load_value(x) * self.y.load_value(y), self.x.load_lane(x) + self.y.load_lane(y)))
-            word = self.add_any_vector(products, code)
-            total = specials.add_specials(code, [fraction for fraction, _ in products])
-            b.store(self._select_special(word, total), place)
+    def begin(self, code: Value, top: Value | None) -> None:
+        """Begins a step with an accumulator. top: max exponent of the products, in lanes; None: the formats are wide."""
+        self.code, self.top, self.products, self.special = code, top, [], specials.own_special(code)
+        if top is not None:
+            self.usable = bounded.usable_accumulator(code, self.form.step.most)
+            self.unit, self.scale = self.align(self.usable, top)
+            self.sums: list[Value] = []
 
-    def _select_special(self, word: Value, total: Value) -> Value:
-        return specials.is_special(total).select(specials.special_code(total, self.form.step.nan), word)
+    def add(self, product: Value, exponent: Value | None) -> None:
+        """Adds a product. exponent: of wide formats, whose products are fractions."""
+        self.products.append((product, exponent))
+        if exponent is None:
+            term, half = bounded.truncate_by_conversion(product, self.scale), -(-self.form.terms // self.form.step.sums)
+            at = (len(self.products) - 1) // half
+            self.sums[at:] = [self.sums[at] + term if at < len(self.sums) else term]
 
-    def _add_chain(self, c: Value, total: Value) -> Value:
+    def finish(self) -> Value:
+        """Returns the accumulator after the step."""
+        nan = self.form.step.nan
+        if self.top is None:
+            word = self.add_any_vector(self.products, self.code)
+        else:
+            own = bounded.truncate_by_conversion(self.usable.as_float(), self.scale)
+            word = self.select_unreached(self.code, self.round([*self.sums, own], self.unit), self.top)
+        return specials.is_special(self.special).select(specials.special_code(self.special, nan), word)
+
+    def add_chain(self, c: Value, total: Value) -> Value:
         """C + the sum of a chain of narrow formats, which is zero or far from the subnormal numbers; so their sum is, too, or is C."""
         nan = self.form.step.nan
         d = specials.special_code(c.as_float() + total.as_float(), nan)
@@ -174,14 +142,125 @@ class SmallKernel(LaneSteps):
         return (total == 0).select(alone, d)
 
 
+class SmallProducts:
+    """LANES products in a function that is being built. D is left in `sides`: for each element in turn, a vector of the products."""
+
+    def __init__(self, b: Builder, small: SmallForm) -> None:
+        self.b, self.small = b, small
+        self.form = form = small.sides[0].arithmetic  # of which what depends on the formats is that of every side
+        step, terms = form.step, small.terms
+        self.sides = [SideSteps(b, side, small.m * small.n) for side in small.sides]
+        self.words = b.allocate(VECTOR, max(small.a.words, small.b.words) + 1)
+        self.lane = form.lane_type if step.is_narrow else I32
+        self.lanes = ir.VectorType(self.lane, LANES)
+        parts = [[*part, *[None] * (terms - len(part))] for part in small.parts]
+        k = len(small.a.bits) // small.m
+        rows = [None if at is None else small.a.bits[row * k + at] for part in parts for row in range(small.m) for at in part]
+        columns = [None if at is None else small.b.bits[at * small.n + j] for part in parts for at in part for j in range(small.n)]
+        self.x = Factors(self, small.a, step.a, rows, form.lane_biases[0])
+        self.y = Factors(self, small.b, step.b, columns, form.lane_biases[1])
+        self.tops = b.allocate(self.lanes, small.n * small.group)
+
+    def shares_factors(self, other: SmallProducts) -> bool:
+        """Returns whether another model multiplies the same values, in whichever order."""
+        of_values = lambda kernel: (kernel.small.a, kernel.small.b, kernel.form.step.is_narrow)
+        same = of_values(self) == of_values(other) and None not in self.x.elements and None not in other.x.elements
+        return same and (self.form.step.is_narrow or (self.x.format, self.y.format) == (other.x.format, other.y.format))
+
+    def load(self, pointers: list[Value], products: list[list[Value]], others: Sequence[SmallProducts] = ()) -> None:
+        """Loads and decodes the operands.
+
+        Args:
+            pointers: Of A, B and C.
+            products: The numbers of the products among those of each operand.
+            others: Other models that share the factors.
+        """
+        b, small = self.b, self.small
+        self.x.load(pointers[0], products[0], [other.x for other in others])
+        self.y.load(pointers[1], products[1], [other.y for other in others])
+        elements = b.table(I32, elements_of_words(small.c))
+        with b.loop(b.constant(I64, small.c.words), LANES) as block:
+            for lane, vector in enumerate(self.load_words(pointers[2], products[2], small.c.words, block)):
+                for side in (side for kernel in (self, *others) for side in kernel.sides):
+                    b.store(vector, place_of_word(b, side.start, elements, block + lane))
+
+    def compute(self) -> None:
+        """Computes D of what was loaded."""
+        b, small, terms = self.b, self.small, self.small.terms
+        count = b.constant(I64, small.m * small.n)
+        chained = [side for side in self.sides if side.side.chained]
+        for side in chained:
+            with b.loop(count) as at:
+                b.store(b.constant(VECTOR, 0), b.at(side.accumulators, VECTOR, at))
+        with b.loop(b.constant(I64, len(small.parts)), small.group) as part, b.loop(b.constant(I64, small.m)) as row:
+            starts = [(((part + at) * small.m + row) * terms, (part + at) * (terms * small.n)) for at in range(small.group)]
+            if self.form.step.is_narrow:
+                self._find_tops(starts)
+            self._add_row(row, starts)
+        for side in chained:
+            with b.loop(count) as at:
+                place = b.at(side.accumulators, VECTOR, at)
+                b.store(side.add_chain(b.load(VECTOR, b.at(side.added, VECTOR, at)), b.load(VECTOR, place)), place)
+
+    def load_words(self, pointer: Value, products: list[Value], words: int, block: Value) -> list[Value]:
+        """LANES words of each product, from number `block` on, as a vector for each word."""
+        b = self.b
+        return transpose(b, [b.load(VECTOR, b.at(pointer, I32, product * words + block)) for product in products])
+
+    # ---- steps. starts: for each part of the group, the places of the row of A and of the columns of B
+
+    def _find_tops(self, starts: list[tuple[Value, Value]]) -> None:
+        """Finds the max exponents of each part of narrow formats."""
+        b, form, n = self.b, self.form, self.small.n
+        groups = ir.VectorType(self.lane, GROUP)
+        for part, (x_start, y_start) in enumerate(starts):
+            with b.loop(b.constant(I64, n), GROUP // LANES) as column:
+                top = b.constant(groups, form.least)
+                for term in range(self.small.terms):
+                    x = b.repeat(self.x.load_lane(x_start + term), GROUP // LANES)
+                    y = b.load(groups, b.at(self.y.exponents, self.lanes, y_start + column + term * n))
+                    top = b.maximum(top, x + y, signed=False)
+                b.store(top, b.at(self.tops, self.lanes, column + part * n))
+
+    def _load_top(self, column: Value, parts: range) -> Value:
+        b = self.b
+        tops = [b.load(self.lanes, b.at(self.tops, self.lanes, column + part * self.small.n)) for part in parts]
+        return reduce(lambda x, y: b.maximum(x, y, signed=False), tops)
+
+    def _add_row(self, row: Value, starts: list[tuple[Value, Value]]) -> None:
+        """Adds the products of the group's parts, each of which is computed once for all sides."""
+        b, n, narrow = self.b, self.small.n, self.form.step.is_narrow
+        with b.loop(b.constant(I64, n)) as column:
+            places = [b.at(side.accumulators, VECTOR, row * n + column) for side in self.sides]
+            codes = [b.load(VECTOR, place) for place in places]
+            for part, (x_start, y_start) in enumerate(starts):
+                for side, code in zip(self.sides, codes, strict=True):
+                    if part % side.side.parts == 0:
+                        side.begin(code, self._load_top(column, range(part, part + side.side.parts)) if narrow else None)
+                products = []
+                for term in range(self.small.terms):
+                    x, y = x_start + term, y_start + column + term * n
+                    products.append(self.x.load_value(x) * self.y.load_value(y))
+                    exponent = None if narrow else self.x.load_lane(x) + self.y.load_lane(y)
+                    for side in self.sides:
+                        side.add(products[-1], exponent)
+                special = specials.sum_products(products)
+                for at, side in enumerate(self.sides):
+                    side.special = side.special + special
+                    if (part + 1) % side.side.parts == 0:
+                        codes[at] = side.finish()
+            for code, place in zip(codes, places, strict=True):
+                b.store(code, place)
+
+
 class Factors:
     """One multiplicand, decoded: for each row of A or column of B, and each product of each step, LANES values."""
 
-    def __init__(self, kernel: SmallKernel, placed: PlacedOperand, multiplied: Format, lines: int, bias: int) -> None:
-        b, form = kernel.b, kernel.form
-        self.kernel, self.placed, self.format, self.bias = kernel, placed, multiplied, bias
-        self.lane = ir.VectorType(kernel.lane, LANES)
-        count = len(kernel.small.steps) * form.terms * lines
+    def __init__(self, kernel: SmallProducts, placed: PlacedOperand, multiplied: Format, elements: list[int | None], bias: int) -> None:
+        """elements: first bits of the elements, in the order in which they are multiplied; None: zero."""
+        b, count = kernel.b, len(elements)
+        self.kernel, self.placed, self.format, self.elements, self.bias = kernel, placed, multiplied, elements, bias
+        self.lane = kernel.lanes
         self.values, self.exponents = b.allocate(ir.VectorType(F32, LANES), count), b.allocate(self.lane, count)
 
     def load_value(self, place: Value) -> Value:
@@ -191,46 +270,56 @@ class Factors:
     def load_lane(self, place: Value) -> Value:
         return self.kernel.b.load(self.lane, self.kernel.b.at(self.exponents, self.lane, place))
 
-    def load(self, pointer: Value, products: list[Value], bits: list[int | None]) -> None:
-        """Loads and decodes the elements of which the first bits are given. None: zero."""
+    def load(self, pointer: Value, products: list[Value], others: Sequence[Factors] = ()) -> None:
+        """Loads and decodes the elements.
+
+        Args:
+            pointer: Of the operand.
+            products: The numbers of the products among those of the operand.
+            others: The same multiplicand of other models, with the same elements in another order.
+        """
         kernel, b, words = self.kernel, self.kernel.b, self.placed.words
         with b.loop(b.constant(I64, words), LANES) as block:
             for lane, vector in enumerate(kernel.load_words(pointer, products, words, block)):
                 b.store(vector, b.at(kernel.words, VECTOR, block + lane))
         b.store(b.constant(VECTOR, 0), b.at(kernel.words, VECTOR, words))
-        table = b.table(I32, [words * WORD_BITS if at is None else at for at in bits])
-        with b.loop(b.constant(I64, len(bits))) as place:
+        table = b.table(I32, [words * WORD_BITS if at is None else at for at in self.elements])
+        tables = [b.table(I32, [other.elements.index(at) for at in self.elements]) for other in others]
+        with b.loop(b.constant(I64, len(self.elements))) as place:
             at = b.load(I32, b.at(table, I32, place))
             word = b.load(VECTOR, b.at(kernel.words, VECTOR, (at >> 5).cast("zext", I64)))
-            value, lane = self._decode(word >> b.splat(at & (WORD_BITS - 1), LANES))
-            b.store(value, b.at(self.values, ir.VectorType(F32, LANES), place))
-            b.store(lane, b.at(self.exponents, self.lane, place))
+            codes = word >> b.splat(at & (WORD_BITS - 1), LANES)
+            places = [place, *(b.load(I32, b.at(of_other, I32, place)).cast("zext", I64) for of_other in tables)]
+            decoded = decode_factor(self.placed.format, codes) if not kernel.form.step.is_narrow else None
+            value = self._decode_narrow(codes) if decoded is None else decoded.fraction
+            for factors, to in zip((self, *others), places, strict=True):
+                lane = factors._narrow_exponent(value.bits()) if decoded is None else decoded.exponent
+                b.store(value, b.at(factors.values, ir.VectorType(F32, LANES), to))
+                b.store(lane, b.at(factors.exponents, factors.lane, to))
 
-    def _decode(self, codes: Value) -> tuple[Value, Value]:
-        """Value and exponent of codes, below which other bits may stand."""
-        form, given = self.kernel.form, self.placed.format
-        if not form.step.is_narrow:
-            x = decode_factor(given, codes)
-            return x.fraction, x.exponent
-        if form.wide_registers and extends_from_half(given):
+    def _decode_narrow(self, codes: Value) -> Value:
+        """The values, f32, of codes, below which other bits may stand."""
+        given = self.placed.format
+        if self.kernel.small.converts_half and extends_from_half(given):
             magnitude, sign = (1 << (given.bits - 1)) - 1, 1 << (given.bits - 1)
             bits = (codes & magnitude) << (F16.mantissa_bits - given.mantissa_bits) | (codes & sign) << (F16.bits - given.bits)
             half = bits.cast("trunc", I16).cast("bitcast", HALF)
-            word = (half.cast("fpext", F32) * 2.0 ** (F16.bias - given.bias)).bits()
-            if given.specials == "nan":
-                word = (codes & magnitude == given.nan).select(RESULT.nan, word)
-        else:
-            x = decode(given, codes)
-            word = x.zero.select(0, value_word(given, x))
-            if x.special is not None and x.infinite is not None:
-                word = x.special.select(special_word(x.infinite), word)
-            elif x.special is not None:
-                word = x.special.select(RESULT.nan, word)
-            word = with_sign_bit(word, x.negative)
-        field = (word >> FRACTION) & 0xFF
+            value = half.cast("fpext", F32) * 2.0 ** (F16.bias - given.bias)
+            return value if given.specials != "nan" else (codes & magnitude == given.nan).select(RESULT.nan, value.bits()).as_float()
+        x = decode(given, codes)
+        word = x.zero.select(0, value_word(given, x))
+        if x.special is not None and x.infinite is not None:
+            word = x.special.select(special_word(x.infinite), word)
+        elif x.special is not None:
+            word = x.special.select(RESULT.nan, word)
+        return with_sign_bit(word, x.negative).as_float()
+
+    def _narrow_exponent(self, word: Value) -> Value:
+        """The exponents of f32 words, in lanes."""
+        form, field = self.kernel.form, (word >> FRACTION) & 0xFF
         exponent = field.max(BIAS + self.format.min_exponent) + (self.bias - BIAS)
         lane = ((word << 1 == 0) | (field == 0xFF)).select(form.lane_zero, exponent)
-        return word.as_float(), lane.cast("trunc", form.lane_type)
+        return lane.cast("trunc", form.lane_type)
 
 
 def extends_from_half(fmt: Format) -> bool:
@@ -260,6 +349,11 @@ def transpose(b: Builder, rows: list[Value]) -> list[Value]:
     return rows
 
 
+def place_of_word(b: Builder, memory: Value, table: Value, word: Value) -> Value:
+    """The place of the element that a word of C or D holds. table: of `elements_of_words`."""
+    return b.at(memory, VECTOR, b.load(I32, b.at(table, I32, word)).cast("zext", I64))
+
+
 @lru_cache(maxsize=256)
 def small_kernel_text(name: str, small: SmallForm) -> str:
     """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. Operands: A, B and C, [b, ...], the words of each product in turn,
@@ -270,5 +364,23 @@ def small_kernel_text(name: str, small: SmallForm) -> str:
     (dims,) = counting.arguments
     batch = counting.load(I64, counting.load(POINTER, counting.at(dims, POINTER, 3)))
     counting.finish((batch + (LANES - 1)) // LANES)
-    SmallKernel(module, name, small)
+
+    (side,) = small.sides
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
+    b = Builder(function, side.arithmetic.wide_registers)
+    task, buffers, dims = b.arguments
+    pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(4)]
+    sizes = [b.load(I64, b.load(POINTER, b.at(dims, POINTER, at))) for at in range(4)]
+    last = sizes[3] - 1
+    numbers = [b.minimum(task * LANES + lane, last) for lane in range(LANES)]  # beyond the batch its last product, once more
+    products = [[(size > 1).select(number, 0) for number in numbers] for size in sizes]
+    kernel = SmallProducts(b, small)
+    kernel.load(pointers[:3], products[:3])
+    kernel.compute()
+    elements = b.table(I32, elements_of_words(small.d))
+    with b.loop(b.constant(I64, small.d.words), LANES) as block:
+        columns = [b.load(VECTOR, place_of_word(b, kernel.sides[0].accumulators, elements, block + lane)) for lane in range(LANES)]
+        for vector, product in zip(transpose(b, columns), products[3], strict=True):
+            b.store(vector, b.at(pointers[3], I32, product * small.d.words + block))
+    b.finish()
     return str(module)

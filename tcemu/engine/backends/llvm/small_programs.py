@@ -18,7 +18,7 @@ from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import F32, Format
 
 if TYPE_CHECKING:
-    from tcemu.engine.backends.llvm.small_kernel import PlacedOperand
+    from tcemu.engine.backends.llvm.small_kernel import PlacedOperand, SmallForm
 
 MOST_TERMS = 64  # products of a step
 MOST_OUTPUTS = 256  # elements of D
@@ -59,9 +59,16 @@ def find_matrix_kernel(
         n: Columns of D.
         target: The CPU; None: this machine's.
     """
+    form = find_matrix_form(model, given, spec, m, n, target)
+    return None if form is None else SmallCall(_build_kernel(form, target), (2, 2, 2, 2), (m, n))
+
+
+def find_matrix_form(
+    model: Model, given: ProductSpec, spec: ProductSpec, m: int, n: int, target: machine_code.Target | None = None
+) -> SmallForm | None:
+    """Returns the form of the kernel of `find_matrix_kernel`."""
     shapes = (given.a, m, spec.k), (given.b, spec.k, n), (F32, m, n), (F32, m, n)
-    kernel = find_small_kernel(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes], target)
-    return None if kernel is None else SmallCall(kernel, (2, 2, 2, 2), (m, n))
+    return find_small_form(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes], target)
 
 
 def find_register_kernel(model: Model, given: ProductSpec, spec: ProductSpec, warp: WarpOperands) -> SmallCall | None:
@@ -73,12 +80,12 @@ def find_register_kernel(model: Model, given: ProductSpec, spec: ProductSpec, wa
         return None
     m, n = warp.d.fragment.shape
     operands = [_place_registers(stored) for stored in (warp.a, warp.b, warp.c, warp.d)]
-    kernel = find_small_kernel(model, given, spec, m, n, operands)
+    form = find_small_form(model, given, spec, m, n, operands)
     lanes = warp.d.fragment.lanes
-    return None if kernel is None else SmallCall(kernel, (2, 2, 2, 2), (*lanes, operands[3].words // lanes[-1]))
+    return None if form is None else SmallCall(_build_kernel(form), (2, 2, 2, 2), (*lanes, operands[3].words // lanes[-1]))
 
 
-def find_small_kernel(
+def find_small_form(
     model: Model,
     given: ProductSpec,
     spec: ProductSpec,
@@ -86,8 +93,8 @@ def find_small_kernel(
     n: int,
     operands: list[PlacedOperand],
     target: machine_code.Target | None = None,
-) -> Kernel | None:
-    """Returns the kernel of small products, or None where there is none.
+) -> SmallForm | None:
+    """Returns the form of the kernel of small products, or None where there is none.
 
     Args:
         model: As in `find_matrix_kernel`, as are `given`, `spec`, `m` and `n`.
@@ -99,7 +106,7 @@ def find_small_kernel(
         target: The CPU; None: this machine's.
     """
     from tcemu.engine.backends.llvm.bounded_lanes import KernelForm
-    from tcemu.engine.backends.llvm.small_kernel import SmallForm, small_kernel_text
+    from tcemu.engine.backends.llvm.small_kernel import SideForm, SmallForm
 
     if not isinstance(model.terms, int) or model.flush is not None or model.together or spec.scale is not None or spec.a.words > 1:
         return None
@@ -112,10 +119,17 @@ def find_small_kernel(
         return None
     if len(order.chains(spec.k)) > 1:
         return None
-    wide = (target or machine_code.host_target()).vector_bits == 512
-    steps = tuple(map(tuple, order.steps(spec.k)))
-    small = SmallForm(KernelForm(step, int(model.floor), 0, wide), m, n, steps, order.chain is not None, *operands)
-    return None if small.missing_reason() else Kernel("small", small_kernel_text("small", small), target)
+    target = target or machine_code.host_target()
+    wide = target.vector_bits == 512
+    side = SideForm(KernelForm(step, int(model.floor), 0, wide), 1, order.chain is not None)
+    small = SmallForm(m, n, tuple(map(tuple, order.steps(spec.k))), *operands, sides=(side,), converts_half=wide or target.has("f16c"))
+    return None if small.missing_reason() else small
+
+
+def _build_kernel(form: SmallForm, target: machine_code.Target | None = None) -> Kernel:
+    from tcemu.engine.backends.llvm.small_kernel import small_kernel_text
+
+    return Kernel("small", small_kernel_text("small", form), target)
 
 
 def _place_matrix(fmt: Format, rows: int, columns: int) -> PlacedOperand:

@@ -163,6 +163,10 @@ class Builder:
     def iota(self, element: ir.IntType, lanes: int) -> Value:
         return Value(self, ir.Constant(ir.VectorType(element, lanes), list(range(lanes))))
 
+    def vector(self, numbers: list[int]) -> Value:
+        """A vector of these i32."""
+        return Value(self, ir.Constant(ir.VectorType(I32, len(numbers)), [_wrap(number, I32.width) for number in numbers]))
+
     @staticmethod
     def suffix(of: ir.Type) -> str:
         """The type as the names of overloaded intrinsics end."""
@@ -266,6 +270,20 @@ class Builder:
                 yes()
             with otherwise:
                 no()
+
+    def switch(self, value: Value, parts: dict[int, Callable[[], None]]) -> None:
+        """Executes the part of an integer, which is one of the keys."""
+        blocks = {key: self.function.append_basic_block(f"part{key}") for key in parts}
+        after = self.function.append_basic_block("after")
+        *others, last = blocks
+        switch = self.ir.switch(value.raw, blocks[last])
+        for key in others:
+            switch.add_case(ir.Constant(value.type, key), blocks[key])
+        for key, execute in parts.items():
+            self.ir.position_at_end(blocks[key])
+            execute()
+            self.ir.branch(after)
+        self.ir.position_at_end(after)
 
     def finish(self, result: Value | None = None) -> None:
         if result is None:
