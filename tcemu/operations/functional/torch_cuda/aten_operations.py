@@ -1,0 +1,565 @@
+"""PyTorch's operators by their names: `OPERATIONS` says what computes each on a GPU, and with what evidence; `EXACT` which need no rule.
+
+Operands and results are NumPy arrays. The strides of an operand count: they say how it lies in memory. `tcemu.torch.emulate(gpu=...)` and
+`tcemu drift --gpu` read the same table.
+
+NumPy's float32 operations are single IEEE operations, which nothing contracts and no subnormal flushes: sums, differences, products and
+quotients of two numbers are computed by them.
+
+Source: PyTorch 2.11.0, native_functions.yaml for names and arguments; each row's kernel for its formula.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda import rows
+from tcemu.operations.functional.torch_cuda.elementwise import elementwise
+
+F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+FLOATS = (BF16, F16, F32)
+GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
+MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
+CHUNKS = (1 << 12, 1 << 16)  # elements that a compiled formula takes at once: few sizes, each compiled once
+CODES = 1 << 16  # of a 16-bit format: a function of one operand is computed for all of them, and then looked up
+
+
+class Evidence(NamedTuple):
+    """Why an operation's result is that of the GPU.
+
+    Attributes:
+        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere.
+            EXACT_RESULT: every correct implementation has these bits. NOT_KNOWN: nothing says what the GPU gives.
+        text: The evidence in words.
+    """
+
+    status: str
+    text: str
+
+
+IEEE = Evidence(EXACT_RESULT, "one IEEE operation in f32, rounded once to the result")
+ALL_CODES = Evidence(MEASURED, "H200: equal for all 65,536 codes of bf16 and f16, and 65,536 of f32")
+PAIRS = Evidence(MEASURED, "H200: equal for 65,536 pairs of each dtype")
+LENGTHS = Evidence(BY_RULE, "Reduce.cuh; H200: equal at 45 lengths of each dtype")
+SOURCE = Evidence(BY_RULE, "PyTorch's source; equal in training steps recorded on an H200")
+
+
+class Answer(NamedTuple):
+    """Results of an operation and what computes them.
+
+    Attributes:
+        results: One array for each result of aten; None for results that the operation does not give.
+        kernel: The kernel or the order.
+        evidence: Why these are the GPU's bits.
+    """
+
+    results: tuple[np.ndarray | None, ...]
+    kernel: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        name: Name after "aten::", without the "_" of operators that write to their operand.
+        arguments: Arguments by name; tensors are NumPy arrays.
+        dtypes: Dtypes of the results.
+        gpu: One of GPUS.
+        library: One of LIBRARIES.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    dtypes: tuple[np.dtype, ...]
+    gpu: str = "H100"
+    library: str = "torch 2.11"
+    written: np.dtype | None = field(default=None)  # dtype of the operand that receives the result, if one does
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the first result."""
+        return self.dtypes[0]
+
+
+class Operation(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        arguments: Names of the arguments in aten's order, with defaults, as Python writes them: "self, other, alpha=1".
+        compute: Computes the results of a `Call`.
+    """
+
+    arguments: str
+    compute: Callable[[Call], Answer]
+
+
+@lru_cache(maxsize=256)
+def parse_arguments(text: str) -> tuple[tuple[str, bool, Any], ...]:
+    """Return name, whether there is a default, and the default of each argument of a row."""
+    given = ast.parse(f"lambda {text}: 0", mode="eval").body.args  # type: ignore[attr-defined]
+    names = [argument.arg for argument in given.args]
+    defaults = [ast.literal_eval(value) for value in given.defaults]
+    required = len(names) - len(defaults)
+    return tuple((name, i >= required, defaults[i - required] if i >= required else None) for i, name in enumerate(names))
+
+
+def bind_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name.
+
+    Raises:
+        NotModelled: The call has an argument that the row does not have, which an overload without a rule may.
+    """
+    parsed = parse_arguments(operation.arguments)
+    names = [name for name, _, _ in parsed]
+    further = set(kwargs) - set(names)
+    if len(args) > len(names) or further:
+        raise NotModelled(f"this overload has other arguments than {operation.arguments!r} (torch_cuda/aten_operations.py)")
+    found = dict(zip(names, args, strict=False)) | dict(kwargs)
+    for name, has_default, default in parsed:
+        if name not in found:
+            if not has_default:
+                raise NotModelled(f"this overload has no argument {name!r} (torch_cuda/aten_operations.py)")
+            found[name] = default
+    return found
+
+
+# ---- dtypes and memory
+
+
+def common_dtype(operands: Sequence[Any]) -> np.dtype:
+    """Return the dtype to which PyTorch brings the operands of an elementwise operator: tensors with axes count before those without."""
+    kinds = {"b": 0, "u": 1, "i": 1}
+    found: list[np.dtype | None] = [None, None, None]  # of tensors with axes, of tensors without, of numbers
+    for operand in operands:
+        level = 2 if not isinstance(operand, np.ndarray) else 0 if operand.ndim else 1
+        dtype = operand.dtype if level < 2 else np.dtype(bool if isinstance(operand, bool) else np.int64 if isinstance(operand, int) else F32)
+        before = found[level]
+        found[level] = dtype if before is None else _promote(before, dtype)
+    result = None
+    for dtype in found:
+        if dtype is not None and (result is None or kinds.get(dtype.kind, 2) > kinds.get(result.kind, 2)):
+            result = dtype
+    assert result is not None
+    return result
+
+
+def _promote(x: np.dtype, y: np.dtype) -> np.dtype:
+    if x == y:
+        return x
+    wide = [dtype for dtype in (x, y) if dtype.kind not in "iub"]
+    if len(wide) == 2:
+        return F32 if {x, y} == {BF16, F16} else max(x, y, key=lambda dtype: dtype.itemsize)
+    return wide[0] if wide else np.promote_types(x, y)
+
+
+def is_contiguous(x: np.ndarray) -> bool:
+    """Return whether the elements lie in memory as the shape says."""
+    return bool(x.flags.c_contiguous)
+
+
+def memory_order(x: np.ndarray) -> tuple[int, ...] | None:
+    """Return the axes from the outermost to the innermost in memory, or None if elements overlap or there are gaps between them."""
+    order = tuple(sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], x.shape[axis] == 1)))
+    return order if is_contiguous(x.transpose(order)) else None
+
+
+def lies_transposed(x: np.ndarray) -> bool:
+    """Return whether cuBLAS gets a matrix, the last two axes, as its transpose.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/cuBlasCommonArgs.h (`prepare_matrix_for_cublas`).
+    """
+    rows_apart, columns_apart = x.strides[-2], x.strides[-1]
+    if is_contiguous(x if x.ndim == 2 else x[0]):
+        return False
+    return rows_apart == x.itemsize and columns_apart >= max(1, x.shape[-2]) * x.itemsize
+
+
+# ---- elementwise
+
+
+def _number(x: Any) -> np.float32:
+    return np.float32(x)
+
+
+def _operands(call: Call, names: Sequence[str]) -> tuple[np.dtype, list[Any]]:
+    """Return the common dtype, and the operands in f32: tensors are rounded to the common dtype first, numbers are not.
+
+    Raises:
+        NotModelled: The common dtype has no rule.
+    """
+    given = [call[name] for name in names]
+    dtype = common_dtype(given)
+    if dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got operands of {dtype}; known are bfloat16, float16 and float32 (torch_cuda/aten_operations.py)")
+    return dtype, [x.astype(dtype).astype(F32) if isinstance(x, np.ndarray) else _number(x) for x in given]
+
+
+def _round(call: Call, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round an f32 result to the common dtype, and then to that of the result."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(x).astype(dtype).astype(call.dtype)
+
+
+def _quiet(compute: Callable[..., np.ndarray], *operands: Any) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return compute(*operands)
+
+
+def _ieee(names: str, compute: Callable[..., np.ndarray], kernel: str) -> Callable[[Call], Answer]:
+    """Return what computes one IEEE operation of the named operands."""
+
+    def run(call: Call) -> Answer:
+        dtype, operands = _operands(call, names.split())
+        return Answer((_round(call, _quiet(compute, *operands), dtype),), kernel, IEEE)
+
+    return run
+
+
+def _add(call: Call, sign: float = 1.0) -> Answer:
+    alpha = call["alpha"]
+    dtype, (x, y) = _operands(call, ("self", "other"))
+    if alpha in (1, 1.0):
+        return Answer((_round(call, _quiet(np.add, x, np.float32(sign) * y), dtype),), "add", IEEE)
+    found = _formula("add", dtype, *np.broadcast_arrays(x, y), alpha=sign * float(alpha))
+    return Answer((found.astype(call.dtype),), "add with alpha, one fma", PAIRS)
+
+
+def _rsub(call: Call) -> Answer:
+    return _add(Call("sub", {**call.arguments, "self": call["other"], "other": call["self"]}, call.dtypes, call.gpu, call.library), -1.0)
+
+
+def _div(call: Call) -> Answer:
+    if call["rounding_mode"] is not None:
+        raise NotModelled(f"div: rounding_mode={call['rounding_mode']!r} has no rule (torch_cuda/aten_operations.py)")
+    dtype, (x, y) = _operands(call, ("self", "other"))
+    if isinstance(call["other"], np.ndarray):
+        return Answer((_round(call, _quiet(np.divide, x, y), dtype),), "div", IEEE)
+    inverse = _quiet(np.divide, np.float32(1), y)
+    text = "BinaryDivTrueKernel.cu: a product with the f32 reciprocal of the number; equal in models recorded on an H200"
+    return Answer((_round(call, _quiet(np.multiply, x, inverse), dtype),), "mul by the reciprocal", Evidence(MEASURED, text))
+
+
+@lru_cache(maxsize=256)
+def _compiled(name: str, size: int, numbers: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return a compiled formula of arrays [size]. numbers: the operands that are numbers, None for arrays."""
+
+    def run(*arrays: Any) -> Any:
+        given = iter(arrays)
+        return elementwise(name, *(next(given) if number is None else number for number in numbers), **dict(options))
+
+    return jax.jit(run)
+
+
+def _formula(name: str, dtype: np.dtype, *operands: Any, **options: Any) -> np.ndarray:
+    """Compute a formula of `elementwise` on operands of one shape, rounded to a dtype, in chunks."""
+    arrays = [x for x in operands if isinstance(x, np.ndarray)]
+    numbers = tuple(None if isinstance(x, np.ndarray) else float(x) for x in operands)
+    fixed = tuple(sorted(options.items()))
+    if len(operands) == 1 and dtype.itemsize == 2:
+        codes = np.ascontiguousarray(arrays[0].astype(dtype)).view(np.uint16)
+        return _table(name, dtype, fixed)[codes]
+    shape, flat = arrays[0].shape, [np.ascontiguousarray(x.astype(dtype)).reshape(-1) for x in arrays]
+    count, found = flat[0].size, np.empty(flat[0].size, dtype)
+    size = next((size for size in CHUNKS if count <= size), CHUNKS[-1])
+    run = _compiled(name, size, numbers, fixed)
+    for start in range(0, count, size):
+        parts = [x[start : start + size] for x in flat]
+        missing = size - parts[0].size
+        padded = [np.pad(x, (0, missing)) if missing else x for x in parts]
+        found[start : start + size] = np.asarray(run(*padded))[: parts[0].size]
+    return found.reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _table(name: str, dtype: np.dtype, options: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    """Return a function's values for all codes of a 16-bit dtype."""
+    codes = np.arange(CODES, dtype=np.uint16).view(dtype)
+    return np.asarray(_compiled(name, CODES, (None,), options)(codes))
+
+
+def _function(names: str, formula: str = "", evidence: Evidence = ALL_CODES) -> Callable[[Call], Answer]:
+    """Return what computes a formula of `elementwise`, of the operator's name unless another is given."""
+
+    def run(call: Call) -> Answer:
+        name = formula or call.name
+        dtype, operands = _operands(call, names.split())
+        tensors = [x for x in operands if isinstance(x, np.ndarray)]
+        shape = np.broadcast_shapes(*(x.shape for x in tensors))
+        found = _formula(name, dtype, *(np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x for x in operands))
+        return Answer((found.astype(call.dtype),), name, evidence)
+
+    return run
+
+
+def _requires(call: Call, **expected: Any) -> None:
+    """Raise NotModelled if an argument has another value than the formula."""
+    for name, value in expected.items():
+        if call[name] != value:
+            raise NotModelled(f"{call.name}: {name}={call[name]!r} has no rule; known is {value!r} (torch_cuda/aten_operations.py)")
+
+
+def _with(run: Callable[[Call], Answer], **expected: Any) -> Callable[[Call], Answer]:
+    """Return a rule that holds for some values of other arguments only."""
+
+    def checked(call: Call) -> Answer:
+        _requires(call, **expected)
+        return run(call)
+
+    return checked
+
+
+def _gelu(call: Call) -> Answer:
+    return _function("self", "gelu_tanh" if call["approximate"] == "tanh" else "gelu")(call)
+
+
+def _gelu_backward(call: Call) -> Answer:
+    name = "gelu_tanh_backward" if call["approximate"] == "tanh" else "gelu_backward"
+    return _function("grad_output self", name, PAIRS)(call)
+
+
+POWERS: dict[float, str] = {2.0: "pow2", 3.0: "pow3", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+
+
+def _pow(call: Call) -> Answer:
+    exponent = call["exponent"]
+    if isinstance(exponent, np.ndarray) or float(exponent) not in (*POWERS, 1.0):
+        known = ", ".join(f"{power:g}" for power in sorted((*POWERS, 1.0)))
+        raise NotModelled(f"pow: exponent {exponent!r}: powf has no rule; known are {known} (torch_cuda/aten_operations.py)")
+    dtype, (x,) = _operands(call, ("self",))
+    if float(exponent) == 1.0:
+        return Answer((_round(call, x, dtype),), "copy", IEEE)
+    if float(exponent) == 2.0:
+        return Answer((_round(call, _quiet(np.multiply, x, x), dtype),), "x * x", IEEE)
+    if float(exponent) == 3.0:
+        square = _quiet(np.multiply, x, x).astype(dtype).astype(F32)
+        return Answer((_round(call, _quiet(np.multiply, square, x), dtype),), "(x * x) * x, each rounded to its dtype", ALL_CODES)
+    return _function("self", POWERS[float(exponent)])(call)
+
+
+def _foreach(names: str, one: Callable[[Call], Answer], lists: str = "") -> Callable[[Call], Answer]:
+    """Return what computes an operator of lists, element by element."""
+
+    def run(call: Call) -> Answer:
+        count, found = len(call["self"]), []
+        answer = Answer((), "", IEEE)
+        for i in range(count):
+            own = {
+                name: value[i] if isinstance(value, list | tuple) and name in (*names.split(), *lists.split()) else value
+                for name, value in call.arguments.items()
+            }
+            dtype = call.dtypes[i] if i < len(call.dtypes) else own["self"].dtype
+            answer = one(Call(call.name, own, (dtype,), call.gpu, call.library))
+            found.append(answer.results[0])
+        return Answer(tuple(found), f"{answer.kernel}, of {count} tensors", answer.evidence)
+
+    return run
+
+
+def _pointwise(call: Call, name: str) -> Answer:
+    """Compute self + value * (tensor1 op tensor2)."""
+    dtype, operands = _operands(call, ("self", "tensor1", "tensor2"))
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    found = _formula(name, dtype, *(np.broadcast_to(x, shape) for x in operands), value=float(call["value"]))
+    return Answer((found.astype(call.dtype),), name, SOURCE)
+
+
+def _lerp(call: Call) -> Answer:
+    if isinstance(call["weight"], np.ndarray):
+        raise NotModelled("lerp: a tensor of weights has no rule; a number has one (torch_cuda/aten_operations.py)")
+    dtype, operands = _operands(call, ("self", "end"))
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    return Answer(
+        (_formula("lerp", dtype, *(np.broadcast_to(x, shape) for x in operands), float(call["weight"])).astype(call.dtype),), "lerp", SOURCE
+    )
+
+
+# ---- reductions
+
+
+def _axes(call: Call, x: np.ndarray) -> list[int]:
+    """Return the axes over which an operator reduces; all of them for None and ()."""
+    given = call["dim"]
+    axes = list(range(x.ndim)) if given is None or given == [] or given == () else [given] if isinstance(given, int) else list(given)
+    return sorted(axis % x.ndim for axis in axes) if x.ndim else []
+
+
+def _reduce(name: str) -> Callable[[Call], Answer]:
+    """Return what reduces by a row of `rows.ROW_OPERATORS`."""
+
+    def run(call: Call) -> Answer:
+        x, keep = call["self"], bool(call["keepdim"])
+        if x.dtype not in FLOATS or call.dtype != x.dtype:
+            raise NotModelled(f"{name}: got {x.dtype} to {call.dtype}; known are {', '.join(map(str, FLOATS))} to themselves (torch_cuda/rows.py)")
+        axes = _axes(call, x)
+        shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
+        found = _reduce_array(name, x, axes, call.gpu)
+        return Answer((found.reshape(shape).astype(call.dtype),), f"{name}: Reduce.cuh, {math.prod(x.shape[a] for a in axes)} terms", LENGTHS)
+
+    return run
+
+
+def _reduce_array(name: str, x: np.ndarray, axes: Sequence[int], gpu: str) -> np.ndarray:
+    """Reduce along axes as the kernel does, which takes the axes in the order in which they lie in memory."""
+    order = memory_order(x)
+    if order is None:
+        raise NotModelled(f"{name}: the operand has gaps or repeats in memory (strides {x.strides} bytes); contiguous ones have a rule")
+    laid = x.transpose(order)
+    reduced = [place for place, axis in enumerate(order) if axis in axes and x.shape[axis] > 1]
+    kept = [axis for axis in order if axis not in axes]
+    sizes = [x.shape[axis] for axis in kept]
+    rank, terms = laid.ndim, math.prod(laid.shape[place] for place in reduced)
+    wide = [place for place in range(rank) if laid.shape[place] > 1]
+    if reduced == wide:
+        found = np.asarray(rows.reduce(name, laid.reshape(-1), None, gpu=gpu))
+    elif reduced == wide[len(wide) - len(reduced) :]:
+        found = np.asarray(rows.reduce(name, laid.reshape(-1, terms), -1, gpu=gpu))
+    elif reduced == wide[: len(reduced)]:
+        found = np.asarray(rows.reduce(name, laid.reshape(terms, -1), 0, gpu=gpu))
+    else:
+        raise NotModelled(f"{name}: axes {list(axes)} of {list(x.shape)} lie between others in memory; first or last ones have a rule")
+    found = found.reshape(sizes)
+    return found.transpose(np.argsort(kept)) if kept else found
+
+
+def _vector_norm(call: Call) -> Answer:
+    _requires(call, ord=2, dtype=None)
+    return _reduce("norm")(call)
+
+
+def _last_axis(call: Call, x: np.ndarray, axis: int) -> None:
+    if axis % max(x.ndim, 1) != x.ndim - 1:
+        raise NotModelled(f"{call.name}: got axis {axis} of {x.ndim}; known is the last one (torch_cuda/rows.py)")
+
+
+def _softmax(log: bool) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        x = call["self"]
+        _last_axis(call, x, call["dim"])
+        found = np.asarray(rows.softmax(x, log=log, dtype=np.float32 if call["half_to_float"] else None))
+        return Answer((found,), f"{'log_' * log}softmax of rows of {x.shape[-1]}", LENGTHS)
+
+    return run
+
+
+def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        grad, y = call["grad_output"], call["output"]
+        _last_axis(call, y, call["dim"])
+        if grad.dtype != y.dtype or call.dtype != y.dtype:
+            raise NotModelled(f"{call.name}: got {grad.dtype}, {y.dtype} to {call.dtype}; known are equal dtypes (torch_cuda/rows.py)")
+        return Answer((np.asarray(rows.softmax_backward(grad, y, log=log)),), f"gradient of softmax, rows of {y.shape[-1]}", LENGTHS)
+
+    return run
+
+
+def _layer_norm(call: Call) -> Answer:
+    x, weight, bias = call["input"], call["weight"], call["bias"]
+    if len(call["normalized_shape"]) != 1 or weight is None or bias is None or not x.dtype == weight.dtype == bias.dtype:
+        raise NotModelled("native_layer_norm: known is the last axis with weight and bias of its dtype (torch_cuda/rows.py)")
+    found = tuple(np.asarray(part) for part in rows.layer_norm(x, weight, bias, call["eps"]))
+    return Answer(found, f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+
+
+def _rms_norm(call: Call) -> Answer:
+    x, weight, eps = call["input"], call["weight"], call["eps"]
+    if len(call["normalized_shape"]) != 1 or weight is None or weight.dtype != x.dtype:
+        raise NotModelled("_fused_rms_norm: known is the last axis with a weight of its dtype (torch_cuda/rows.py)")
+    eps = float(np.finfo(np.float32).eps) if eps is None else eps
+    return Answer((np.asarray(rows.rms_norm(x, weight, eps)), None), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+
+
+# ---- products
+
+
+def _mm(call: Call) -> Answer:
+    return _product(call, call["self"], call["mat2"])
+
+
+def _addmm(call: Call) -> Answer:
+    _requires(call, beta=1, alpha=1)
+    return _product(call, call["mat1"], call["mat2"], call["self"])
+
+
+def _baddbmm(call: Call) -> Answer:
+    raise NotModelled("baddbmm: how cuBLAS adds the operand is not known (torch_cuda/aten_operations.py)")
+
+
+def _product(call: Call, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> Answer:
+    raise NotModelled(f"{call.name}: products wait for torch_cuda/products.py")
+
+
+# ---- the table
+
+OPERATIONS: dict[str, Operation] = {
+    "add": Operation("self, other, alpha=1", _add),
+    "sub": Operation("self, other, alpha=1", partial(_add, sign=-1.0)),
+    "rsub": Operation("self, other, alpha=1", _rsub),
+    "mul": Operation("self, other", _ieee("self other", np.multiply, "mul")),
+    "div": Operation("self, other, rounding_mode=None", _div),
+    "pow": Operation("self, exponent", _pow),
+    "gelu": Operation("self, approximate='none'", _gelu),
+    "gelu_backward": Operation("grad_output, self, approximate='none'", _gelu_backward),
+    "silu_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
+    "sigmoid_backward": Operation("grad_output, output", _function("grad_output output", evidence=PAIRS)),
+    "tanh_backward": Operation("grad_output, output", _function("grad_output output", evidence=PAIRS)),
+    "elu": Operation("self, alpha=1, scale=1, input_scale=1", _with(_function("self"), alpha=1, scale=1, input_scale=1)),
+    "leaky_relu": Operation("self, negative_slope=0.01", _with(_function("self"), negative_slope=0.01)),
+    "softplus": Operation("self, beta=1, threshold=20", _with(_function("self"), beta=1, threshold=20)),
+    "addcmul": Operation("self, tensor1, tensor2, value=1", partial(_pointwise, name="addcmul")),
+    "addcdiv": Operation("self, tensor1, tensor2, value=1", partial(_pointwise, name="addcdiv")),
+    "lerp": Operation("self, end, weight", _lerp),
+    "sum": Operation("self, dim=None, keepdim=False, dtype=None", _with(_reduce("sum"), dtype=None)),
+    "mean": Operation("self, dim=None, keepdim=False, dtype=None", _with(_reduce("mean"), dtype=None)),
+    "linalg_vector_norm": Operation("self, ord=2, dim=None, keepdim=False, dtype=None", _vector_norm),
+    "_softmax": Operation("self, dim, half_to_float", _softmax(False)),
+    "_log_softmax": Operation("self, dim, half_to_float", _softmax(True)),
+    "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(False)),
+    "_log_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(True)),
+    "native_layer_norm": Operation("input, normalized_shape, weight, bias, eps", _layer_norm),
+    "_fused_rms_norm": Operation("input, normalized_shape, weight, eps", _rms_norm),
+    "mm": Operation("self, mat2", _mm),
+    "bmm": Operation("self, mat2", _mm),
+    "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),
+    "baddbmm": Operation("self, batch1, batch2, beta=1, alpha=1", _baddbmm),
+    **{
+        name: Operation("self", _function("self"))
+        for name in (
+            "exp", "log", "exp2", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "reciprocal", "sigmoid", "silu", "hardswish",
+            "mish",
+        )
+    },
+}  # fmt: skip
+
+# Operators whose results every correct implementation has: a reason for each group of names.
+EXACT: dict[str, str] = {
+    name: reason
+    for reason, names in {
+        "moves elements": "alias arange cat clone constant_pad_nd contiguous copy copy_ diag_embed embedding eye flip fill full full_like "
+        "gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros nonzero one_hot ones ones_like "
+        "repeat repeat_interleave roll scalar_tensor scatter select_backward slice_backward slice_scatter select_scatter split_with_sizes_copy "
+        "stack take tril triu unbind_copy where zero zeros zeros_like _to_copy _unsafe_view _reshape_alias _reshape_copy resize set_ "
+        "native_dropout_zero expand_copy view_copy permute_copy unsqueeze_copy slice_copy as_strided_copy unfold_backward _unsafe_index "
+        "_local_scalar_dense empty empty_like empty_strided new_empty new_empty_strided detach _conj_physical pixel_shuffle",
+        "takes one of its operands": "abs neg sign relu clamp clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum "
+        "argmax argmin ceil floor trunc round isnan isinf",
+        "compares or counts": "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
+        "isin bincount histc equal",
+    }.items()
+    for name in names.split()
+}
+
