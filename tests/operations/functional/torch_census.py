@@ -15,13 +15,12 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
-from tcemu.operations.functional.torch_cuda.norms import layer_norm, rms_norm
+from tcemu.operations.functional.torch_cuda.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from tcemu.operations.functional.torch_cuda.rows import reduce, variance
 from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
 
@@ -87,9 +86,18 @@ REDUCE = {
     "var": lambda x: variance(x.astype(np.float32)),
     "std_all": lambda x: elementwise("sqrt", variance(x.astype(np.float32), None)),
 }
+
+
+def rms_norm_gradients(x, w, b):
+    y, scale = rms_norm(x, w, 1e-6)
+    return rms_norm_backward(np.asarray(y)[:, ::-1], x, scale, w)
+
+
 NORM = {
     "layer_norm": lambda x, w, b: layer_norm(x, w, b, 1e-5),
-    "rms_norm": lambda x, w, b: [rms_norm(x, w, 1e-6)],
+    "rms_norm": lambda x, w, b: [rms_norm(x, w, 1e-6)[0]],
+    "layer_norm_bwd": lambda x, w, b: layer_norm_backward(x[:, ::-1], x, *layer_norm(x, w, b, 1e-5)[1:], w),
+    "rms_norm_bwd": rms_norm_gradients,
 }
 
 

@@ -10,23 +10,21 @@ ReduceNormKernel.cu, ReduceMaxValuesKernel.cu. Held to words of PyTorch 2.11.0 o
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
-from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.functional.torch_cuda.device_functions import Value, expf, fma, logf, rsqrt, sqrt, where
-from tcemu.operations.functional.torch_cuda.elementwise import FORMATS, given_dtype, round_value
-from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, ReduceCall, is_vectorised_norm, norm_tree, reduce_tree
-from tcemu.operations.functional.torch_cuda.reductions import VECTORISED, WELFORD_OPS, reduce_tree_values, tree_moments
+from tcemu.operations.functional.torch_cuda.device_functions import Value, sqrt, where
+from tcemu.operations.functional.torch_cuda.elementwise import FORMATS, given_dtype
+from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, reduce_tree
+from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, reduce_tree_values, tree_moments
 
 MAX_WARP_ROW = 1024  # elements of a row that a warp of the softmax kernel holds in registers
 
