@@ -15,13 +15,14 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
-from tcemu.operations.functional.torch_cuda.rows import layer_norm, reduce, rms_norm, softmax, softmax_backward, variance
+from tcemu.operations.functional.torch_cuda.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from tcemu.operations.functional.torch_cuda.rows import reduce, variance
+from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
 
 GOLDEN = Path(__file__).parents[2] / "golden/torch_h200.json.xz"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
@@ -66,13 +67,6 @@ BINARY = {
 }
 
 
-def logsumexp(x):
-    x = x.astype(np.float32)
-    largest = reduce("amax", x)
-    powers = elementwise("exp", elementwise("add", x, jnp.broadcast_to(-largest[:, None], x.shape)))
-    return elementwise("add", elementwise("log", reduce("sum", powers)), largest)
-
-
 def product(x):
     return reduce("prod", elementwise("add", elementwise("mul", x, 0.01), 1.0))
 
@@ -88,13 +82,22 @@ REDUCE = {
     "log_softmax": lambda x: softmax(x, log=True),
     "softmax_bwd": lambda x: softmax_backward(x[:, ::-1], softmax(x)),
     "log_softmax_bwd": lambda x: softmax_backward(x[:, ::-1], softmax(x, log=True), log=True),
-    "logsumexp": logsumexp,
+    "logsumexp": lambda x: logsumexp(x.astype(np.float32)),
     "var": lambda x: variance(x.astype(np.float32)),
     "std_all": lambda x: elementwise("sqrt", variance(x.astype(np.float32), None)),
 }
+
+
+def rms_norm_gradients(x, w, b):
+    y, scale = rms_norm(x, w, 1e-6)
+    return rms_norm_backward(np.asarray(y)[:, ::-1], x, scale, w)
+
+
 NORM = {
     "layer_norm": lambda x, w, b: layer_norm(x, w, b, 1e-5),
-    "rms_norm": lambda x, w, b: [rms_norm(x, w, 1e-6)],
+    "rms_norm": lambda x, w, b: [rms_norm(x, w, 1e-6)[0]],
+    "layer_norm_bwd": lambda x, w, b: layer_norm_backward(x[:, ::-1], x, *layer_norm(x, w, b, 1e-5)[1:], w),
+    "rms_norm_bwd": rms_norm_gradients,
 }
 
 

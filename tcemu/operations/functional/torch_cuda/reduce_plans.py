@@ -174,17 +174,10 @@ def is_vectorised_norm(columns: int) -> bool:
 
 
 def norm_places(columns: int, *, vectorised: bool) -> np.ndarray:
-    """Return the elements of a row that each thread of layer norm's kernels takes: 128 threads that load vectors, else one or 16 warps.
+    """Return the elements of a row that each thread takes: 128 threads of layer norm that load vectors, else one or 16 warps of group norm.
 
     Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/layer_norm_kernel.cu and block_reduce.cuh.
     """
     if vectorised:
         return strided_places(columns, NORM_THREADS, NORM_VECTOR)
     return strided_places(columns, WARP if columns < MAX_THREADS else MAX_THREADS)
-
-
-@lru_cache(maxsize=64)
-def norm_tree(rows: int, columns: int) -> Node:
-    """Return the moments of rows as layer norm's kernels take them."""
-    places = norm_places(columns, vectorised=is_vectorised_norm(columns))[:, None]
-    return thread_tree(np.where(places == EMPTY, EMPTY, places + np.arange(rows)[:, None] * columns).astype(np.int32))
