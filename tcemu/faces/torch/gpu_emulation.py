@@ -203,7 +203,7 @@ class ModulePaths:
             node = torch._C._current_autograd_node()
             return ("" if node is None else self.by_node.get(node._sequence_nr(), "")), True
         path = self.stack[-1] if self.stack else ""
-        self.by_node[torch.autograd._get_sequence_nr() - 1] = path  # type: ignore[attr-defined]
+        self.by_node.setdefault(torch.autograd._get_sequence_nr() - 1, path)  # type: ignore[attr-defined]
         return path, False
 
     def remove(self) -> None:
@@ -341,9 +341,13 @@ class GpuEmulation:
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
-        for out, found in zip(empty, answer.results, strict=True):
-            if found is not None and _is_tensor(out):
-                out.copy_(to_tensor(found).reshape(out.shape))  # type: ignore[union-attr]
+        for i, (out, found) in enumerate(zip(empty, answer.results, strict=True)):
+            if found is None and not outs:
+                empty[i] = None
+            elif found is not None and NUMPY_DTYPES[out.dtype] != found.dtype:  # meta says a CPU's dtype, as for a norm's moments
+                empty[i] = to_tensor(found).reshape(out.shape)
+            elif found is not None:
+                out.copy_(to_tensor(found).reshape(out.shape))
         if not func._schema.returns:
             return answer, None
         if outs:
@@ -503,3 +507,25 @@ def _rms_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: torc
     return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
 
 
+def scaled_dot_product_attention(
+    emulation: GpuEmulation,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Call the operator that PyTorch calls on a GPU. Autograd knows its gradient, an operator too.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
+    """
+    backend = "cudnn"
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, torch.zeros((), dtype=query.dtype), torch.full((), -math.inf, dtype=query.dtype))
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, False, scale=scale
+    )[0]

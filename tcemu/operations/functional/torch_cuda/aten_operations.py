@@ -18,20 +18,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import jax
 import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import rows
+from tcemu.operations.functional.torch_cuda import norms, rows, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
 GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
 MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
-CHUNKS = (1 << 12, 1 << 16)  # elements that a compiled formula takes at once: few sizes, each compiled once
-CODES = 1 << 16  # of a 16-bit format: a function of one operand is computed for all of them, and then looked up
+CHUNK = 1 << 16  # elements that a formula takes at once, so that they stay in the cache
 
 
 class Evidence(NamedTuple):
@@ -254,42 +253,45 @@ def _div(call: Call) -> Answer:
     return Answer((_round(call, _quiet(np.multiply, x, inverse), dtype),), "mul by the reciprocal", Evidence(MEASURED, text))
 
 
-@lru_cache(maxsize=256)
-def _compiled(name: str, size: int, numbers: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """Return a compiled formula of arrays [size]. numbers: the operands that are numbers, None for arrays."""
+ARRAY = object()  # stands for an array among the arguments of `_bind`
+
+
+@lru_cache(maxsize=1024)
+def _bind(fn: Callable[..., Any], arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return a function of the arrays among its arguments; equal ones are one object."""
 
     def run(*arrays: Any) -> Any:
         given = iter(arrays)
-        return elementwise(name, *(next(given) if number is None else number for number in numbers), **dict(options))
+        return fn(*[next(given) if argument is ARRAY else argument for argument in arguments], **dict(options))
 
-    return jax.jit(run)
+    return run
+
+
+def _evaluate(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Compute a function of JAX by NumPy. Arguments that are no arrays are static."""
+    arrays = [np.ascontiguousarray(x) for x in arguments if isinstance(x, np.ndarray)]
+    fixed = tuple(ARRAY if isinstance(x, np.ndarray) else x for x in arguments)
+    return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)
 
 
 def _formula(name: str, dtype: np.dtype, *operands: Any, **options: Any) -> np.ndarray:
-    """Compute a formula of `elementwise` on operands of one shape, rounded to a dtype, in chunks."""
-    arrays = [x for x in operands if isinstance(x, np.ndarray)]
-    numbers = tuple(None if isinstance(x, np.ndarray) else float(x) for x in operands)
-    fixed = tuple(sorted(options.items()))
+    """Compute a formula of `elementwise` on operands of one shape, rounded to a dtype."""
+    arrays = [np.ascontiguousarray(x.astype(dtype)) for x in operands if isinstance(x, np.ndarray)]
     if len(operands) == 1 and dtype.itemsize == 2:
-        codes = np.ascontiguousarray(arrays[0].astype(dtype)).view(np.uint16)
-        return _table(name, dtype, fixed)[codes]
-    shape, flat = arrays[0].shape, [np.ascontiguousarray(x.astype(dtype)).reshape(-1) for x in arrays]
-    count, found = flat[0].size, np.empty(flat[0].size, dtype)
-    size = next((size for size in CHUNKS if count <= size), CHUNKS[-1])
-    run = _compiled(name, size, numbers, fixed)
-    for start in range(0, count, size):
-        parts = [x[start : start + size] for x in flat]
-        missing = size - parts[0].size
-        padded = [np.pad(x, (0, missing)) if missing else x for x in parts]
-        found[start : start + size] = np.asarray(run(*padded))[: parts[0].size]
+        return _table(name, dtype, tuple(sorted(options.items())))[arrays[0].view(np.uint16)]
+    count, shape = arrays[0].size, arrays[0].shape
+    flat, found = iter([x.reshape(-1) for x in arrays]), np.empty(count, dtype)
+    given = [next(flat) if isinstance(x, np.ndarray) else float(x) for x in operands]
+    for start in range(0, count, CHUNK):
+        part = slice(start, start + CHUNK)
+        found[part] = _evaluate(elementwise, name, *(x[part] if isinstance(x, np.ndarray) else x for x in given), **options)
     return found.reshape(shape)
 
 
 @lru_cache(maxsize=64)
 def _table(name: str, dtype: np.dtype, options: tuple[tuple[str, Any], ...]) -> np.ndarray:
     """Return a function's values for all codes of a 16-bit dtype."""
-    codes = np.arange(CODES, dtype=np.uint16).view(dtype)
-    return np.asarray(_compiled(name, CODES, (None,), options)(codes))
+    return _evaluate(elementwise, name, np.arange(1 << 16, dtype=np.uint16).view(dtype), **dict(options))
 
 
 def _function(names: str, formula: str = "", evidence: Evidence = ALL_CODES) -> Callable[[Call], Answer]:
@@ -337,9 +339,8 @@ POWERS: dict[float, str] = {2.0: "pow2", 3.0: "pow3", 0.5: "sqrt", -0.5: "rsqrt"
 
 def _pow(call: Call) -> Answer:
     exponent = call["exponent"]
-    if isinstance(exponent, np.ndarray) or float(exponent) not in (*POWERS, 1.0):
-        known = ", ".join(f"{power:g}" for power in sorted((*POWERS, 1.0)))
-        raise NotModelled(f"pow: exponent {exponent!r}: powf has no rule; known are {known} (torch_cuda/aten_operations.py)")
+    if isinstance(exponent, np.ndarray) or isinstance(call["self"], int | float) or float(exponent) not in (*POWERS, 1.0):
+        return _function("self exponent", "pow", PAIRS)(call)
     dtype, (x,) = _operands(call, ("self",))
     if float(exponent) == 1.0:
         return Answer((_round(call, x, dtype),), "copy", IEEE)
@@ -424,12 +425,13 @@ def _reduce_array(name: str, x: np.ndarray, axes: Sequence[int], gpu: str) -> np
     sizes = [x.shape[axis] for axis in kept]
     rank, terms = laid.ndim, math.prod(laid.shape[place] for place in reduced)
     wide = [place for place in range(rank) if laid.shape[place] > 1]
+    run = lambda axis, operand: _evaluate(rows.reduce, name, operand, axis, gpu=gpu)
     if reduced == wide:
-        found = np.asarray(rows.reduce(name, laid.reshape(-1), None, gpu=gpu))
+        found = run(None, laid.reshape(-1))
     elif reduced == wide[len(wide) - len(reduced) :]:
-        found = np.asarray(rows.reduce(name, laid.reshape(-1, terms), -1, gpu=gpu))
+        found = run(-1, laid.reshape(-1, terms))
     elif reduced == wide[: len(reduced)]:
-        found = np.asarray(rows.reduce(name, laid.reshape(terms, -1), 0, gpu=gpu))
+        found = run(0, laid.reshape(terms, -1))
     else:
         raise NotModelled(f"{name}: axes {list(axes)} of {list(x.shape)} lie between others in memory; first or last ones have a rule")
     found = found.reshape(sizes)
@@ -441,46 +443,65 @@ def _vector_norm(call: Call) -> Answer:
     return _reduce("norm")(call)
 
 
-def _last_axis(call: Call, x: np.ndarray, axis: int) -> None:
-    if axis % max(x.ndim, 1) != x.ndim - 1:
-        raise NotModelled(f"{call.name}: got axis {axis} of {x.ndim}; known is the last one (torch_cuda/rows.py)")
+def _contiguous(call: Call, *operands: np.ndarray) -> None:
+    """Raise NotModelled for operands whose rows lie otherwise in memory than the shape says."""
+    if not all(is_contiguous(x) for x in operands):
+        raise NotModelled(f"{call.name}: got an operand that is not contiguous; PyTorch may copy it first (torch_cuda/aten_operations.py)")
 
 
 def _softmax(log: bool) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
-        x = call["self"]
-        _last_axis(call, x, call["dim"])
-        found = np.asarray(rows.softmax(x, log=log, dtype=np.float32 if call["half_to_float"] else None))
-        return Answer((found,), f"{'log_' * log}softmax of rows of {x.shape[-1]}", LENGTHS)
+        x = np.ascontiguousarray(call["self"])  # PyTorch copies it too
+        wide = np.float32 if call["half_to_float"] else None
+        found = _evaluate(softmax.softmax, x, call["dim"], log=log, dtype=wide)
+        return Answer((found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS)
 
     return run
 
 
 def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
-        grad, y = call["grad_output"], call["output"]
-        _last_axis(call, y, call["dim"])
-        if grad.dtype != y.dtype or call.dtype != y.dtype:
-            raise NotModelled(f"{call.name}: got {grad.dtype}, {y.dtype} to {call.dtype}; known are equal dtypes (torch_cuda/rows.py)")
-        return Answer((np.asarray(rows.softmax_backward(grad, y, log=log)),), f"gradient of softmax, rows of {y.shape[-1]}", LENGTHS)
+        grad, y = (np.ascontiguousarray(call[name]) for name in ("grad_output", "output"))
+        narrow = np.float16 if call.dtype == F16 and y.dtype == F32 else None
+        found = _evaluate(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
+        return Answer((found,), f"gradient of {'log_' * log}softmax, {y.shape[call['dim']]} elements", LENGTHS)
 
     return run
 
 
+def _norm_axes(call: Call) -> None:
+    if len(call["normalized_shape"]) != 1:
+        raise NotModelled(f"{call.name}: got axes {call['normalized_shape']}; known is the last one (torch_cuda/norms.py)")
+
+
 def _layer_norm(call: Call) -> Answer:
-    x, weight, bias = call["input"], call["weight"], call["bias"]
-    if len(call["normalized_shape"]) != 1 or weight is None or bias is None or not x.dtype == weight.dtype == bias.dtype:
-        raise NotModelled("native_layer_norm: known is the last axis with weight and bias of its dtype (torch_cuda/rows.py)")
-    found = tuple(np.asarray(part) for part in rows.layer_norm(x, weight, bias, call["eps"]))
+    _norm_axes(call)
+    x = call["input"]
+    found = _evaluate(norms.layer_norm, x, call["weight"], call["bias"], float(call["eps"]))
     return Answer(found, f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
 
 
+def _layer_norm_backward(call: Call) -> Answer:
+    _norm_axes(call)
+    operands = tuple(call[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
+    found = _evaluate(norms.layer_norm_backward, *operands, gpu=call.gpu)
+    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+    return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
+
+
 def _rms_norm(call: Call) -> Answer:
-    x, weight, eps = call["input"], call["weight"], call["eps"]
-    if len(call["normalized_shape"]) != 1 or weight is None or weight.dtype != x.dtype:
-        raise NotModelled("_fused_rms_norm: known is the last axis with a weight of its dtype (torch_cuda/rows.py)")
-    eps = float(np.finfo(np.float32).eps) if eps is None else eps
-    return Answer((np.asarray(rows.rms_norm(x, weight, eps)), None), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+    _norm_axes(call)
+    x, eps = call["input"], call["eps"]
+    eps = float(np.finfo(np.float32).eps) if eps is None else float(eps)
+    return Answer(_evaluate(norms.rms_norm, x, call["weight"], eps), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+
+
+def _rms_norm_backward(call: Call) -> Answer:
+    _norm_axes(call)
+    operands = tuple(call[name] for name in ("grad_out", "input", "rstd", "weight"))
+    found = _evaluate(norms.rms_norm_backward, *operands, gpu=call.gpu)
+    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+    return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
 
 
 # ---- products
@@ -500,7 +521,14 @@ def _baddbmm(call: Call) -> Answer:
 
 
 def _product(call: Call, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> Answer:
-    raise NotModelled(f"{call.name}: products wait for torch_cuda/products.py")
+    from tcemu.operations.products.matmul import matmul
+    if a.dtype == F32:
+        raise NotModelled(f"{call.name}: products wait for torch_cuda/products.py")
+    name = {BF16: "bf16 on H100", F16: "f16 on H100"}[a.dtype]
+    found = np.asarray(matmul(np.ascontiguousarray(a), np.ascontiguousarray(b), recipe=name, dtype=F32))
+    if bias is not None:
+        found = found + bias.astype(F32)
+    return Answer((found.astype(call.dtype),), "wgmma", LENGTHS)
 
 
 # ---- the table
@@ -531,7 +559,11 @@ OPERATIONS: dict[str, Operation] = {
     "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(False)),
     "_log_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(True)),
     "native_layer_norm": Operation("input, normalized_shape, weight, bias, eps", _layer_norm),
+    "native_layer_norm_backward": Operation(
+        "grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask", _layer_norm_backward
+    ),
     "_fused_rms_norm": Operation("input, normalized_shape, weight, eps", _rms_norm),
+    "_fused_rms_norm_backward": Operation("grad_out, input, normalized_shape, rstd, weight, output_mask", _rms_norm_backward),
     "mm": Operation("self, mat2", _mm),
     "bmm": Operation("self, mat2", _mm),
     "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),
@@ -540,7 +572,7 @@ OPERATIONS: dict[str, Operation] = {
         name: Operation("self", _function("self"))
         for name in (
             "exp", "log", "exp2", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "reciprocal", "sigmoid", "silu", "hardswish",
-            "mish",
+            "mish", "sin", "cos",
         )
     },
 }  # fmt: skip

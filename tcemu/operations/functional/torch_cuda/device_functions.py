@@ -27,11 +27,16 @@ from tcemu.engine.formats.coding import convert, encode, limbs_to_codes
 from tcemu.engine.formats.number_formats import F32, F64
 
 multiply_codes = jax.jit(multiply_f32)
-_divide = jax.jit(lambda x, y: divide(x, y, F32))
 _add_towards_zero = jax.jit(lambda x, y: exact_fma.add(x, y, F32, "RZ"))
 _ex2, _rcp, _rsqrt = (jax.jit(getattr(special_functions, name)) for name in ("ex2", "rcp", "rsqrt"))
 Number = float | int
 ONE_CODE = np.uint32(0x3F800000)
+
+
+@jax.jit
+def divide_f32(x: Array, y: Array) -> Array:
+    """Return x / y, rounded once; f32 codes of one shape."""
+    return divide(x, y, F32)
 
 
 class Value(NamedTuple):
@@ -58,10 +63,10 @@ class Value(NamedTuple):
         return self * other
 
     def __truediv__(self, other: Value | Number) -> Value:
-        return Value(_divide(*_codes(self, other)))
+        return Value(divide_f32(*_codes(self, other)))
 
     def __rtruediv__(self, other: Number) -> Value:
-        return Value(_divide(*_codes(other, self)))
+        return Value(divide_f32(*_codes(other, self)))
 
     def __neg__(self) -> Value:
         return Value(self.codes ^ SIGN)
@@ -121,7 +126,7 @@ def rsqrt(x: Value) -> Value:
 
 
 @jax.jit
-def _root(codes: Array) -> Array:
+def root_f32(codes: Array) -> Array:
     """Return the square root, rounded once: a guess of the device, which two exact comparisons correct."""
     subnormal = codes & INFINITY == 0
     fraction = lax.bitcast_convert_type((codes & np.uint32(0x7FFFFF)).astype(jnp.float32), jnp.uint32)
@@ -140,7 +145,7 @@ def _root(codes: Array) -> Array:
 
 def sqrt(x: Value) -> Value:
     """Return the square root, rounded once, as `sqrt.rn.f32`."""
-    return Value(_root(x.codes))
+    return Value(root_f32(x.codes))
 
 
 def expf(x: Value) -> Value:

@@ -1,0 +1,261 @@
+"""Functions of JAX evaluated by NumPy, equation by equation: nothing is compiled, so that the first call of a shape does not wait for XLA.
+
+The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are jitted functions by
+name. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
+contracts or flushes. Every other equation is one of integers, or a move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from tcemu.base.jax_internals import split_scan_operands
+from tcemu.engine.arithmetic.special_functions import NAN
+
+F32 = np.dtype(np.float32)
+TO_NEAREST_EVEN = int(lax.RoundingMethod.TO_NEAREST_EVEN)
+CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "custom_partitioning", "remat2")
+INNER = ("jaxpr", "call_jaxpr", "call", "fun_jaxpr")  # parameters that hold the program of a call
+_programs: dict[Any, Any] = {}
+_lock = Lock()
+
+
+def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Compute x·y + z in f32, rounded once.
+
+    A product of two f32 has 48 bits, which f64 holds exactly. Its sum with z is rounded to odd in f64, and a number of 53 bits that was
+    rounded to odd is rounded to 24 bits as the exact one is (Boldo and Melquiond, 2008).
+    """
+    p, c = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
+    total = p + c
+    back = total - p
+    error = (p - (total - back)) + (c - back)
+    inexact = (error != 0) & np.isfinite(total)
+    if not inexact.any():
+        return total.astype(np.float32)
+    bits = np.asarray(total).view(np.int64)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    odd = np.where(inexact & ((bits & 1) == 0), bits + step, bits)
+    return odd.view(np.float64).astype(np.float32)
+
+
+FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a jitted function of f32 codes
+    "add_f32": np.add,
+    "multiply_f32": np.multiply,
+    "divide_f32": np.divide,
+    "root_f32": np.sqrt,
+    "fma_f32": fma_f32,
+}
+
+
+def _call_floats(name: str, *codes: np.ndarray) -> np.ndarray:
+    found = np.asarray(FLOAT_FUNCTIONS[name](*(np.asarray(x).view(F32) for x in codes)), F32)
+    result = found.view(np.uint32)
+    invalid = np.isnan(found)
+    return np.where(invalid, NAN, result) if invalid.any() else result
+
+
+# ---- primitives
+
+
+def _shift(left: bool, arithmetic: bool, x: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Shift as XLA does: by the number of bits or more gives 0, or the sign."""
+    x, bits = np.asarray(x), 8 * np.asarray(x).dtype.itemsize
+    count = np.asarray(count).astype(np.int64) & 0xFFFFFFFF
+    inside = np.minimum(count, bits - 1).astype(x.dtype)
+    if left:
+        return np.where(count >= bits, x.dtype.type(0), x << inside)
+    if arithmetic:
+        signed = np.dtype(f"i{x.dtype.itemsize}")
+        return (x.view(signed) >> inside.view(signed)).view(x.dtype)
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    return np.where(count >= bits, unsigned.type(0), x.view(unsigned) >> inside.view(unsigned)).view(x.dtype)
+
+
+def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
+    x, dtype = np.asarray(x), np.dtype(new_dtype)
+    if dtype.kind in "iu" and x.dtype.kind not in "iub":  # XLA saturates, and gives 0 for NaN
+        info, wide = np.iinfo(dtype), np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        return np.where(wide >= info.max, info.max, np.where(wide <= info.min, info.min, np.clip(wide, -(2.0**62), 2.0**62))).astype(dtype)
+    return x.astype(dtype)
+
+
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    return np.where(which, cases[1], cases[0]) if np.asarray(which).dtype == bool else np.choose(which, cases)
+
+
+def _broadcast(x: np.ndarray, *_: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int], **__: Any) -> np.ndarray:
+    x = np.asarray(x)
+    own = [1] * len(shape)
+    for axis, place in enumerate(broadcast_dimensions):
+        own[place] = x.shape[axis]
+    return np.broadcast_to(x.reshape(own), shape)
+
+
+def _leading_zeros(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    bits = 8 * x.dtype.itemsize
+    _, exponent = np.frexp(x.view(np.dtype(f"u{x.dtype.itemsize}")).astype(np.float64))
+    return (bits - exponent).astype(x.dtype)  # frexp(0) has the exponent 0; 32 bits are exact in f64
+
+
+def _slice(x: np.ndarray, *, start_indices: Any, limit_indices: Any, strides: Any) -> np.ndarray:
+    return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
+
+
+def _pad(x: np.ndarray, value: np.ndarray, *, padding_config: Any) -> np.ndarray:
+    if any(inner or low < 0 or high < 0 for low, high, inner in padding_config):
+        raise NotImplementedError
+    return np.pad(x, [(low, high) for low, high, _ in padding_config], constant_values=np.asarray(value))
+
+
+def _gather(x: np.ndarray, indices: np.ndarray, *, dimension_numbers: Any, slice_sizes: Any, mode: Any, **_: Any) -> np.ndarray:
+    """Take elements or rows of the first axis; anything else is left to JAX."""
+    numbers, indices = dimension_numbers, np.asarray(indices)
+    rest, batch = x.ndim - 1, indices.ndim - 1
+    simple = (
+        numbers.collapsed_slice_dims == (0,)
+        and numbers.start_index_map == (0,)
+        and not numbers.operand_batching_dims
+        and tuple(slice_sizes) == (1, *x.shape[1:])
+        and tuple(numbers.offset_dims) == tuple(range(batch, batch + rest))
+    )
+    places = indices[..., 0]
+    if not simple or ("CLIP" not in str(mode) and places.size and (places.min() < 0 or places.max() >= len(x))):
+        raise NotImplementedError
+    return np.take(x, np.clip(places, 0, len(x) - 1), axis=0)
+
+
+def _scatter(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, dimension_numbers: Any, **_: Any) -> np.ndarray:
+    """Replace one element or row of the first axis; anything else is left to JAX."""
+    numbers, indices = dimension_numbers, np.asarray(indices)
+    simple = numbers.inserted_window_dims == (0,) and numbers.scatter_dims_to_operand_dims == (0,) and indices.shape == (1,)
+    if not simple or numbers.operand_batching_dims or not 0 <= int(indices[0]) < len(x) or updates.shape != x.shape[1:]:
+        raise NotImplementedError
+    found = np.array(x)
+    found[int(indices[0])] = updates
+    return found
+
+
+def _reduce(how: Any, x: np.ndarray, *, axes: Sequence[int], **_: Any) -> np.ndarray:
+    return how.reduce(x, axis=tuple(axes))
+
+
+def _argmax(x: np.ndarray, *, axes: Sequence[int], index_dtype: Any, **_: Any) -> np.ndarray:
+    return np.argmax(x, axis=axes[0]).astype(index_dtype)
+
+
+def _round_half(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
+    if int(rounding_method) != TO_NEAREST_EVEN:
+        raise NotImplementedError
+    return np.rint(x)
+
+
+PRIMITIVES: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y, **_: np.add(x, y), "sub": lambda x, y, **_: np.subtract(x, y), "mul": lambda x, y, **_: np.multiply(x, y),
+    "neg": lambda x, **_: np.negative(x), "abs": lambda x, **_: np.abs(x), "sign": lambda x, **_: np.sign(x), "floor": lambda x, **_: np.floor(x),
+    "and": lambda x, y, **_: np.bitwise_and(x, y), "or": lambda x, y, **_: np.bitwise_or(x, y), "xor": lambda x, y, **_: np.bitwise_xor(x, y),
+    "not": lambda x, **_: np.invert(x), "eq": lambda x, y, **_: np.equal(x, y), "ne": lambda x, y, **_: np.not_equal(x, y),
+    "lt": lambda x, y, **_: np.less(x, y), "le": lambda x, y, **_: np.less_equal(x, y), "gt": lambda x, y, **_: np.greater(x, y),
+    "ge": lambda x, y, **_: np.greater_equal(x, y), "min": lambda x, y, **_: np.minimum(x, y), "max": lambda x, y, **_: np.maximum(x, y),
+    "clamp": lambda low, x, high, **_: np.minimum(np.maximum(x, low), high), "is_finite": lambda x, **_: np.isfinite(x),
+    "shift_left": partial(_shift, True, False), "shift_right_logical": partial(_shift, False, False),
+    "shift_right_arithmetic": partial(_shift, False, True), "clz": _leading_zeros, "select_n": _select, "convert_element_type": _convert,
+    "bitcast_convert_type": lambda x, *, new_dtype: np.ascontiguousarray(x).view(np.dtype(new_dtype)).reshape(np.shape(x)),
+    "broadcast_in_dim": _broadcast, "reshape": lambda x, *_, new_sizes, **__: np.reshape(x, new_sizes),
+    "transpose": lambda x, *, permutation: np.transpose(x, permutation), "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
+    "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions), "slice": _slice, "pad": _pad, "gather": _gather,
+    "concatenate": lambda *x, dimension: np.concatenate(x, dimension), "stack": lambda *x, axis=0, **_: np.stack(x, axis),
+    "rev": lambda x, *, dimensions: np.flip(x, dimensions), "scatter": _scatter, "copy": lambda x: x, "copy_p": lambda x: x,
+    "stop_gradient": lambda x: x, "xla_metadata_value": lambda x, **_: x, "round": _round_half,
+    "reduce_or": partial(_reduce, np.logical_or), "reduce_and": partial(_reduce, np.logical_and), "reduce_max": partial(_reduce, np.maximum),
+    "reduce_min": partial(_reduce, np.minimum), "argmax": _argmax,
+}  # fmt: skip
+
+
+def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
+    """Compute `fn(*arrays)` by NumPy.
+
+    Args:
+        fn: A function of JAX. Equal functions share a program: give a `functools.partial`-like value that hashes, or the same object.
+        *arrays: Its operands.
+
+    Returns:
+        NumPy arrays, in the structure that fn returns.
+    """
+    arrays = tuple(np.asarray(x) for x in arrays)
+    key = (fn, tuple((x.shape, x.dtype) for x in arrays))
+    with _lock:
+        program = _programs.get(key)
+    if program is None:
+        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
+        program = closed, jax.tree.structure(shape)
+        with _lock:
+            if len(_programs) > 512:
+                _programs.clear()
+            _programs[key] = program
+    closed, structure = program
+    with np.errstate(all="ignore"):
+        return jax.tree.unflatten(structure, [np.asarray(x) for x in _evaluate(closed.jaxpr, closed.consts, arrays)])
+
+
+def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
+    for equation in jaxpr.eqns:
+        operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
+        found = _compute(equation, operands)
+        values.update(zip(equation.outvars, found, strict=True))
+    return [atom.val if hasattr(atom, "val") else values[atom] for atom in jaxpr.outvars]
+
+
+def _compute(equation: Any, operands: list[Any]) -> list[Any]:
+    kind, params = equation.primitive.name, equation.params
+    name = params.get("name")
+    if kind in CALLS:
+        if name in FLOAT_FUNCTIONS:
+            return [np.broadcast_to(_call_floats(name, *operands), equation.outvars[0].aval.shape)]
+        inner = next((params[key] for key in INNER if key in params), None)
+        if inner is not None:
+            closed = hasattr(inner, "consts")
+            return _evaluate(inner.jaxpr if closed else inner, inner.consts if closed else (), operands)
+    if kind == "cond":
+        branch = params["branches"][int(np.asarray(operands[0]))]
+        return _evaluate(branch.jaxpr, branch.consts, operands[1:])
+    if kind == "scan":
+        return _scan(equation, operands)
+    if kind in PRIMITIVES:
+        extra = {key: value for key, value in params.items() if key not in ("weak_type", "sharding", "accuracy", "unroll")}
+        try:
+            return [PRIMITIVES[kind](*(np.asarray(x) for x in operands), **extra)]
+        except (NotImplementedError, TypeError):
+            pass
+    return _by_jax(equation, operands)
+
+
+def _by_jax(equation: Any, operands: list[Any]) -> list[Any]:
+    """Compute an equation that NumPy does not, by JAX."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    found = equation.primitive.bind(*parameters[0], *operands, **parameters[1]) if isinstance(parameters, tuple) else None
+    found = equation.primitive.bind(*operands, **parameters) if found is None else found
+    return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _scan(equation: Any, operands: list[Any]) -> list[Any]:
+    params = equation.params
+    closed = params["jaxpr"]
+    consts, carry, xs = split_scan_operands(params, operands)
+    slots: list[list[Any]] = []
+    numbers = range(params["length"])
+    for number in reversed(numbers) if params["reverse"] else numbers:
+        found = _evaluate(closed.jaxpr, closed.consts, [*consts, *carry, *(np.asarray(x)[number] for x in xs)])
+        carry = found[: len(carry)]
+        slots.append(found[len(carry) :])
+    slots = slots[::-1] if params["reverse"] else slots
+    return [*carry, *(np.stack(column) for column in zip(*slots, strict=True))]
