@@ -12,6 +12,8 @@ except ModuleNotFoundError as error:
         "tcemu.torch needs PyTorch, which is not installed here: pip install '.[torch]' in a clone of tcemu", name="torch"
     ) from error
 
+from tcemu.faces.torch.gpu_emulation import GpuEmulation as GpuEmulation
+from tcemu.faces.torch.gpu_emulation import OperationReport as OperationReport
 from tcemu.faces.torch.kernel_policy import measured_policy as measured_policy
 from tcemu.faces.torch.matrix_products import linear as linear
 from tcemu.faces.torch.matrix_products import matmul as matmul

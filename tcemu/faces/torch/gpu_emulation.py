@@ -334,8 +334,7 @@ class GpuEmulation:
         written = _written_arguments(func)
         outs = [kwargs[key] for _, key in written if key in kwargs] or [args[i] for i, _ in written if i < len(args)]
         given = {key: value for key, value in kwargs.items() if key not in {key for _, key in written} and key not in PLACEMENT}
-        is_list = bool(outs) and isinstance(outs[0], list | tuple)
-        empty = (list(outs[0]) if is_list else list(outs)) if outs else _empty_results(func, args, kwargs)
+        empty = _flat_tensors(outs) if outs else _empty_results(func, args, kwargs)
         arrays = pytree.tree_map_only(torch.Tensor, to_array, (args, given))
         arguments = bind_arguments(operation, *arrays)
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}

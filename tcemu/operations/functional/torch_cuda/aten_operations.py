@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -84,7 +84,6 @@ class Call:
     dtypes: tuple[np.dtype, ...]
     gpu: str = "H100"
     library: str = "torch 2.11"
-    written: np.dtype | None = field(default=None)  # dtype of the operand that receives the result, if one does
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -239,7 +238,7 @@ def _add(call: Call, sign: float = 1.0) -> Answer:
 
 
 def _rsub(call: Call) -> Answer:
-    return _add(Call("sub", {**call.arguments, "self": call["other"], "other": call["self"]}, call.dtypes, call.gpu, call.library), -1.0)
+    return _add(replace(call, arguments={**call.arguments, "self": call["other"], "other": call["self"]}), -1.0)
 
 
 def _div(call: Call) -> Answer:
@@ -352,21 +351,16 @@ def _pow(call: Call) -> Answer:
     return _function("self", POWERS[float(exponent)])(call)
 
 
-def _foreach(names: str, one: Callable[[Call], Answer], lists: str = "") -> Callable[[Call], Answer]:
-    """Return what computes an operator of lists, element by element."""
+def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
+    """Return what computes an operator of lists: each element by itself, with the elements of the other lists."""
 
     def run(call: Call) -> Answer:
-        count, found = len(call["self"]), []
-        answer = Answer((), "", IEEE)
+        count, found, answer = len(call["self"]), [], Answer((), "", IEEE)
         for i in range(count):
-            own = {
-                name: value[i] if isinstance(value, list | tuple) and name in (*names.split(), *lists.split()) else value
-                for name, value in call.arguments.items()
-            }
-            dtype = call.dtypes[i] if i < len(call.dtypes) else own["self"].dtype
-            answer = one(Call(call.name, own, (dtype,), call.gpu, call.library))
+            own = {name: value[i] if isinstance(value, list | tuple) and len(value) == count else value for name, value in call.arguments.items()}
+            answer = one(replace(call, arguments=own, dtypes=(call.dtypes[i],)))
             found.append(answer.results[0])
-        return Answer(tuple(found), f"{answer.kernel}, of {count} tensors", answer.evidence)
+        return Answer(tuple(found), f"{answer.kernel}, for each of {count} tensors", answer.evidence)
 
     return run
 
@@ -384,9 +378,9 @@ def _lerp(call: Call) -> Answer:
         raise NotModelled("lerp: a tensor of weights has no rule; a number has one (torch_cuda/aten_operations.py)")
     dtype, operands = _operands(call, ("self", "end"))
     shape = np.broadcast_shapes(*(x.shape for x in operands))
-    return Answer(
-        (_formula("lerp", dtype, *(np.broadcast_to(x, shape) for x in operands), float(call["weight"])).astype(call.dtype),), "lerp", SOURCE
-    )
+    ends = [np.broadcast_to(x, shape) for x in operands]
+    found = _formula("lerp", dtype, *ends, weight=float(np.float32(call["weight"])))
+    return Answer((found.astype(call.dtype),), "lerp", SOURCE)
 
 
 # ---- reductions
@@ -545,6 +539,14 @@ OPERATIONS: dict[str, Operation] = {
     "silu_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
     "sigmoid_backward": Operation("grad_output, output", _function("grad_output output", evidence=PAIRS)),
     "tanh_backward": Operation("grad_output, output", _function("grad_output output", evidence=PAIRS)),
+    "_foreach_add": Operation("self, other, alpha=1", _foreach(_add)),
+    "_foreach_sub": Operation("self, other, alpha=1", _foreach(partial(_add, sign=-1.0))),
+    "_foreach_mul": Operation("self, other", _foreach(_ieee("self other", np.multiply, "mul"))),
+    "_foreach_div": Operation("self, other", _foreach(_ieee("self other", np.divide, "div"))),
+    "_foreach_sqrt": Operation("self", _foreach(_ieee("self", np.sqrt, "sqrt"))),
+    "_foreach_addcmul": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcmul"))),
+    "_foreach_addcdiv": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcdiv"))),
+    "_foreach_lerp": Operation("self, end, weight", _foreach(_lerp)),
     "elu": Operation("self, alpha=1, scale=1, input_scale=1", _with(_function("self"), alpha=1, scale=1, input_scale=1)),
     "leaky_relu": Operation("self, negative_slope=0.01", _with(_function("self"), negative_slope=0.01)),
     "softplus": Operation("self, beta=1, threshold=20", _with(_function("self"), beta=1, threshold=20)),
@@ -581,13 +583,13 @@ OPERATIONS: dict[str, Operation] = {
 EXACT: dict[str, str] = {
     name: reason
     for reason, names in {
-        "moves elements": "alias arange cat clone constant_pad_nd contiguous copy copy_ diag_embed embedding eye flip fill full full_like "
+        "moves elements": "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd contiguous copy copy_ diag_embed embedding eye flip fill full full_like "
         "gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros nonzero one_hot ones ones_like "
         "repeat repeat_interleave roll scalar_tensor scatter select_backward slice_backward slice_scatter select_scatter split_with_sizes_copy "
         "stack take tril triu unbind_copy where zero zeros zeros_like _to_copy _unsafe_view _reshape_alias _reshape_copy resize set_ "
         "native_dropout_zero expand_copy view_copy permute_copy unsqueeze_copy slice_copy as_strided_copy unfold_backward _unsafe_index "
         "_local_scalar_dense empty empty_like empty_strided new_empty new_empty_strided detach _conj_physical pixel_shuffle",
-        "takes one of its operands": "abs neg sign relu clamp clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum "
+        "takes one of its operands": "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu clamp clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum "
         "argmax argmin ceil floor trunc round isnan isinf",
         "compares or counts": "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
         "isin bincount histc equal",
