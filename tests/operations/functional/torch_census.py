@@ -20,13 +20,16 @@ import numpy as np
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
+from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
+from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward
 from tcemu.operations.functional.torch_cuda.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from tcemu.operations.functional.torch_cuda.rows import reduce, variance
+from tcemu.operations.functional.torch_cuda.scans import cumsum
 from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
 
 GOLDEN = Path(__file__).parents[2] / "golden/torch_h200.json.xz"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
-ROWS = 5  # of the reductions
+ROWS, LOSS_ROWS = 5, 37  # of the reductions, and of the losses
 
 
 @cache
@@ -82,6 +85,7 @@ REDUCE = {
     "log_softmax": lambda x: softmax(x, log=True),
     "softmax_bwd": lambda x: softmax_backward(x[:, ::-1], softmax(x)),
     "log_softmax_bwd": lambda x: softmax_backward(x[:, ::-1], softmax(x, log=True), log=True),
+    "cumsum": cumsum,
     "logsumexp": lambda x: logsumexp(x.astype(np.float32)),
     "var": lambda x: variance(x.astype(np.float32)),
     "std_all": lambda x: elementwise("sqrt", variance(x.astype(np.float32), None)),
@@ -99,6 +103,15 @@ NORM = {
     "layer_norm_bwd": lambda x, w, b: layer_norm_backward(x[:, ::-1], x, *layer_norm(x, w, b, 1e-5)[1:], w),
     "rms_norm_bwd": rms_norm_gradients,
 }
+
+
+def smoothed(x, y):
+    wide, one = x.astype(np.float32), np.float32(1)
+    grad = cross_entropy_backward(one, wide, y, label_smoothing=0.1)
+    return [cross_entropy(wide, y, label_smoothing=0.1), np.asarray(grad).astype(x.dtype)]
+
+
+LOSS = {"ce": lambda x, y: [cross_entropy(x, y)], "ce_bwd": smoothed}
 
 
 def compute(name: str) -> list:
@@ -119,6 +132,12 @@ def compute(name: str) -> list:
         rows, columns = map(int, rest[0].split("x"))
         x = normal(f"{operator}{dtype}{columns}", (rows, columns), dtype, 2)
         return list(NORM[operator](x, *(normal(f"{which}{operator}{columns}", columns, dtype) for which in "wb")))
+    if group == "loss":
+        classes = int(rest[0])
+        x = normal(f"ce{classes}{dtype}", (LOSS_ROWS, classes), dtype, 2)
+        return LOSS[operator](x, generator(f"y{classes}").integers(0, classes, LOSS_ROWS))
+    if group == "embedding":
+        return [embedding_backward(normal("eb" + dtype, (300, 40), dtype), generator("ei").integers(0, 64, 300), 64)]
     raise NotModelled(f"{group}/{operator}: no rule")
 
 

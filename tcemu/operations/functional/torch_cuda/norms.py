@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
@@ -285,7 +286,7 @@ def group_norm(
     length = each * axes.inner
     values = Value(convert(fmt, F32, codes).reshape(axes.images * groups, length))
     mean, squares, _ = tree_moments(WELFORD_OPS, _block_tree(length, _threads(length)), values.codes.T)
-    scale = rsqrt(squares / float(length) + round_value(as_value(eps), fmt))
+    mean, scale = (round_value(v, fmt) for v in (mean, rsqrt(squares / float(length) + round_value(as_value(eps), fmt))))
     w, b = (None if v is None else _values("group_norm", v) for v in (weight, bias))
     of_channel = lambda value: Value(jnp.repeat(value.codes.reshape(axes.images, groups), each, axis=1))  # [images, channels]
     if axes.inner == 1 or (w is None and b is None):
@@ -300,7 +301,7 @@ def group_norm(
             found = fma(Value(shifted), Value(of_channel(scale).codes[..., None]), Value(b.codes[:, None]))
     else:
         factor = of_channel(scale) if w is None else of_channel(scale) * w
-        shift = fma(-factor, of_channel(mean), 0.0 if b is None else b)
+        shift = (0.0 if b is None else b) - factor * of_channel(mean)  # not contracted: the factor is stored
         spread = Value(values.codes.reshape(axes.images, axes.channels, axes.inner))
         found = fma(Value(factor.codes[..., None]), spread, Value(shift.codes[..., None]))
     of_groups = [result_array(value, fmt).reshape(axes.images, groups) for value in (mean, scale)]
@@ -324,10 +325,14 @@ def group_norm_backward(
         The gradients of x, of the weight and of the bias, in x's dtype.
 
     Raises:
-        NotModelled: The dtype is another one.
+        NotModelled: The dtype is another one, or 16-bit with no further axes.
     """
     fmt, codes = operand_codes("group_norm_backward", x)
     axes = _groups(codes.shape, groups)
+    if axes.inner == 1 and fmt != F32:
+        raise NotModelled(
+            f"group_norm_backward: got {fmt} [images, channels]; known are f32, and operands with further axes (torch_cuda/norms.py)"
+        )
     each = axes.channels // groups
     shape = (axes.images, axes.channels, axes.inner)
     values, grads = (Value(_values("group_norm_backward", v).codes.reshape(shape)) for v in (x, grad))

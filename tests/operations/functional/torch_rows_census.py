@@ -1,0 +1,63 @@
+"""More cases of PyTorch's CUDA operators than `torch_census.py` has: what tcemu computes for those of `tests/gpu_runs/torch_rows.py`.
+
+    python tests/operations/functional/torch_rows_census.py [axes/sum ...]
+
+computes every case of the kinds that are named, or all, and counts those whose words are the H200's (tests/golden/torch_rows_h200.json.xz).
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.norms import (
+    group_norm,
+    group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
+from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "gpu_runs"))
+from torch_rows import inputs, numbers
+
+
+def spatial(operator, options, x):
+    log = operator.startswith("log")
+    y = softmax(x, 1, log=log)
+    return [softmax_backward(np.flip(x, 1), y, 1, log=log) if operator.endswith("bwd") else y]
+
+
+def norm(operator, options, x, weight, bias, grad):
+    w, b = (None, None) if "plain" in operator else (weight, bias)
+    if operator.startswith("layer"):
+        y, mean, scale = layer_norm(x, w, b, 1e-5)
+        found = layer_norm_backward(grad, x, mean, scale, w) if operator.endswith("bwd") else (y, mean, scale)
+        return found[:1] if operator == "layer_norm_plain_bwd" else found
+    y, scale = rms_norm(x, w, 1e-6)
+    found = rms_norm_backward(grad, x, scale, w) if operator.endswith("bwd") else (y, scale, y)
+    return found[:1] if operator == "rms_norm_plain_bwd" else found
+
+
+def group(operator, options, x, weight, bias, grad, *_):
+    groups = int(options[1])
+    y, mean, scale = group_norm(x, groups, weight, bias, 1e-5)
+    return group_norm_backward(grad, x, mean, scale, groups, weight) if operator.endswith("bwd") else (y, mean, scale)
+
+
+GROUPS = {"spatial": spatial, "norm": norm, "group": group}
+
+
+def compute(name: str) -> list:
+    """The results of a case.
+
+    Raises:
+        NotModelled: There is no rule for it.
+    """
+    kind, operator, _, rest = name.split("|")
+    if kind not in GROUPS:
+        raise NotModelled(f"{kind}/{operator}: no rule")
+    return list(GROUPS[kind](operator, rest.split(";"), *inputs(name)))
