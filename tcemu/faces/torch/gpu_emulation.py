@@ -32,6 +32,7 @@ from tcemu.operations.functional.torch_cuda.aten_operations import (
     LIBRARIES,
     NOT_KNOWN,
     OPERATIONS,
+    PLACEMENT,
     Answer,
     Call,
     Evidence,
@@ -384,9 +385,6 @@ class GpuEmulation:
         result = func(*args, **kwargs)
         self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
         return result
-
-
-PLACEMENT = ("layout", "device", "pin_memory", "memory_format")  # arguments that change no bits
 
 
 def _sort(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:

@@ -22,12 +22,13 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import norms, rows, softmax
+from tcemu.operations.functional.torch_cuda import embeddings, losses, norms, rows, scans, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
+PLACEMENT = ("layout", "device", "pin_memory", "memory_format", "non_blocking")  # arguments that change no bits
 GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
 MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
 CHUNK = 1 << 16  # elements that a formula takes at once, so that they stay in the cache
@@ -420,6 +421,10 @@ def _reduce_array(name: str, x: np.ndarray, axes: Sequence[int], gpu: str) -> np
     rank, terms = laid.ndim, math.prod(laid.shape[place] for place in reduced)
     wide = [place for place in range(rank) if laid.shape[place] > 1]
     run = lambda axis, operand: _evaluate(rows.reduce, name, operand, axis, gpu=gpu)
+    first = reduced[0] if reduced else 0
+    between = [place for place in wide if first < place < (reduced[-1] if reduced else 0)]
+    if any(place not in reduced for place in between):
+        raise NotModelled(f"{name}: axes {list(axes)} of {list(x.shape)} do not lie side by side in memory (torch_cuda/aten_operations.py)")
     if reduced == wide:
         found = run(None, laid.reshape(-1))
     elif reduced == wide[len(wide) - len(reduced) :]:
@@ -427,7 +432,7 @@ def _reduce_array(name: str, x: np.ndarray, axes: Sequence[int], gpu: str) -> np
     elif reduced == wide[: len(reduced)]:
         found = run(0, laid.reshape(terms, -1))
     else:
-        raise NotModelled(f"{name}: axes {list(axes)} of {list(x.shape)} lie between others in memory; first or last ones have a rule")
+        found = run(1, laid.reshape(math.prod(laid.shape[:first]), terms, -1))
     found = found.reshape(sizes)
     return found.transpose(np.argsort(kept)) if kept else found
 
@@ -498,6 +503,38 @@ def _rms_norm_backward(call: Call) -> Answer:
     return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
 
 
+# ---- losses, embeddings and cumulative sums
+
+REDUCTIONS = ("none", "mean", "sum")  # by aten's number
+
+
+def _nll_loss(call: Call) -> Answer:
+    how = REDUCTIONS[call["reduction"]]
+    found = _evaluate(losses.nll_loss, call["self"], call["target"], call["weight"], how, call["ignore_index"])
+    return Answer(found, f"Loss.cu, {call['self'].shape[0]} rows", LENGTHS)
+
+
+def _nll_loss_backward(call: Call) -> Answer:
+    operands = tuple(call[name] for name in ("grad_output", "self", "target", "total_weight", "weight"))
+    found = _evaluate(losses.nll_loss_backward, *operands, REDUCTIONS[call["reduction"]], call["ignore_index"])
+    return Answer((found,), "Loss.cu, gradient", LENGTHS)
+
+
+def _embedding_backward(call: Call) -> Answer:
+    _requires(call, scale_grad_by_freq=False)
+    grad, indices = call["grad_output"], call["indices"]
+    grad = np.ascontiguousarray(grad).reshape(-1, grad.shape[-1])
+    found = _evaluate(embeddings.embedding_backward, grad, indices.reshape(-1), int(call["num_weights"]), int(call["padding_idx"]))
+    return Answer((found,), f"Embedding.cu, {indices.size} indices", LENGTHS)
+
+
+def _cumsum(call: Call) -> Answer:
+    x = call["self"]
+    if call.dtype != x.dtype:
+        raise NotModelled(f"cumsum: got {x.dtype} to {call.dtype}; known are results of the operand's dtype (torch_cuda/scans.py)")
+    return Answer((_evaluate(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
+
+
 # ---- products
 
 
@@ -566,6 +603,14 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "_fused_rms_norm": Operation("input, normalized_shape, weight, eps", _rms_norm),
     "_fused_rms_norm_backward": Operation("grad_out, input, normalized_shape, rstd, weight, output_mask", _rms_norm_backward),
+    "nll_loss_forward": Operation("self, target, weight, reduction, ignore_index", _nll_loss),
+    "nll_loss_backward": Operation(
+        "grad_output, self, target, weight, reduction, ignore_index, total_weight", _nll_loss_backward
+    ),
+    "embedding_dense_backward": Operation(
+        "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
+    ),
+    "cumsum": Operation("self, dim, dtype=None", _cumsum),
     "mm": Operation("self, mat2", _mm),
     "bmm": Operation("self, mat2", _mm),
     "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),

@@ -134,13 +134,14 @@ def _gather(x: np.ndarray, indices: np.ndarray, *, dimension_numbers: Any, slice
 
 
 def _scatter(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, dimension_numbers: Any, **_: Any) -> np.ndarray:
-    """Replace one element or row of the first axis; anything else is left to JAX."""
-    numbers, indices = dimension_numbers, np.asarray(indices)
-    simple = numbers.inserted_window_dims == (0,) and numbers.scatter_dims_to_operand_dims == (0,) and indices.shape == (1,)
-    if not simple or numbers.operand_batching_dims or not 0 <= int(indices[0]) < len(x) or updates.shape != x.shape[1:]:
+    """Replace elements or rows of the first axis; anything else is left to JAX."""
+    numbers, places = dimension_numbers, np.asarray(indices)[..., 0]
+    simple = numbers.inserted_window_dims == (0,) and numbers.scatter_dims_to_operand_dims == (0,) and not numbers.operand_batching_dims
+    windows = tuple(range(places.ndim, places.ndim + x.ndim - 1)) == tuple(numbers.update_window_dims)
+    if not simple or not windows or (places.size and (places.min() < 0 or places.max() >= len(x))):
         raise NotImplementedError
     found = np.array(x)
-    found[int(indices[0])] = updates
+    found[places] = updates
     return found
 
 
@@ -230,6 +231,8 @@ def _compute(equation: Any, operands: list[Any]) -> list[Any]:
         return _evaluate(branch.jaxpr, branch.consts, operands[1:])
     if kind == "scan":
         return _scan(equation, operands)
+    if kind == "while":
+        return _loop(params, operands)
     if kind in PRIMITIVES:
         extra = {key: value for key, value in params.items() if key not in ("weak_type", "sharding", "accuracy", "unroll")}
         try:
@@ -259,3 +262,12 @@ def _scan(equation: Any, operands: list[Any]) -> list[Any]:
         slots.append(found[len(carry) :])
     slots = slots[::-1] if params["reverse"] else slots
     return [*carry, *(np.stack(column) for column in zip(*slots, strict=True))]
+
+
+def _loop(params: Any, operands: list[Any]) -> list[Any]:
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    of_condition, of_body, carry = operands[:first], operands[first:second], operands[second:]
+    while bool(np.asarray(_evaluate(condition.jaxpr, condition.consts, [*of_condition, *carry])[0])):
+        carry = _evaluate(body.jaxpr, body.consts, [*of_body, *carry])
+    return carry

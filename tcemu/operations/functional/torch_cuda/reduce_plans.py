@@ -32,6 +32,7 @@ class ReduceCall(NamedTuple):
         unrolled: Accumulators of a thread that loads single elements: `vt0`.
         vector: Elements of a vector, each with an accumulator: `input_vec_size`.
         gpu: A key of GPUS.
+        inner: Sums that are neighbours in memory, where the axis lies between others; None: all.
     """
 
     terms: int
@@ -40,6 +41,12 @@ class ReduceCall(NamedTuple):
     unrolled: int = 4
     vector: int = 4
     gpu: str = "H200"
+    inner: int | None = None
+
+    @property
+    def neighbours(self) -> int:
+        """Number of sums that are neighbours in memory."""
+        return self.outputs if self.inner is None else self.inner
 
 
 class ReduceLaunch(NamedTuple):
@@ -67,8 +74,8 @@ def reduce_launch(call: ReduceCall) -> ReduceLaunch:
     vectorised = call.contiguous and call.terms >= LEAST_VECTORISED
     together = 1  # outputs that a thread computes
     if not call.contiguous:
-        together = next(size for size in (4, 2, 1) if call.outputs % size == 0)
-    x, y = (call.terms // (call.vector if vectorised else 1), call.outputs) if call.contiguous else (call.outputs // together, call.terms)
+        together = next(size for size in (4, 2, 1) if call.neighbours % size == 0)
+    x, y = (call.terms // (call.vector if vectorised else 1), call.outputs) if call.contiguous else (call.neighbours // together, call.terms)
     most = MAX_THREADS // together
     x, y = (_last_power(n) if n < most else most for n in (x, y))
     height = min(y, most // min(x, WARP))
@@ -100,7 +107,8 @@ def reduce_tree(call: ReduceCall) -> Node:
         places = trees[shifts].swapaxes(0, 1)
     else:
         places = np.repeat(_strided_places(call, threads)[:, None], call.outputs, 1)
-    first, stride = (rows * call.terms, 1) if call.contiguous else (rows, call.outputs)
+    inner = call.neighbours
+    first, stride = (rows * call.terms, 1) if call.contiguous else (rows // inner * inner * call.terms + rows % inner, inner)
     places = np.where(places == EMPTY, EMPTY, places * stride + first[:, None, None]).astype(np.int32)
     places = places.reshape(len(places), call.outputs, blocks, height, width, -1)
     if blocks == 1:

@@ -57,32 +57,32 @@ ROW_OPERATORS = {
 
 
 def reduce(name: str, x: ArrayLike, axis: int | None = -1, *, gpu: str = "H200") -> Array:
-    """Reduce a contiguous array along its first or last axis, or all of it, as PyTorch's CUDA kernel does.
+    """Reduce a contiguous array along an axis, or all of it, as PyTorch's CUDA kernel does.
 
     Args:
         name: A key of ROW_OPERATORS: "sum", "mean", "norm", "prod" or "amax".
         x: bfloat16, float16 or float32.
-        axis: The first or the last axis; None: all elements.
+        axis: The axis; None: all elements.
         gpu: "H100" or "H200": the launch depends on the number of multiprocessors.
 
     Returns:
         An array of x's dtype without the axis.
 
     Raises:
-        NotModelled: The operator has no row, the axis lies between others, or the GPU is another one.
+        NotModelled: The operator has no row, or the GPU is another one.
     """
     if name not in ROW_OPERATORS:
         raise NotModelled(f"{name}: no order is known of it; known are {', '.join(ROW_OPERATORS)} (torch_cuda/rows.py, ROW_OPERATORS)")
     row, (fmt, codes) = ROW_OPERATORS[name], operand_codes(name, x)
     shape = codes.shape
     rank = len(shape)
-    if axis is not None and axis % max(rank, 1) not in (0, rank - 1):
-        raise NotModelled(f"{name}: got axis {axis} of {rank}; expected the first or the last one, or None (torch_cuda/rows.py)")
-    is_last = axis is not None and axis % rank == rank - 1
-    kept = () if axis is None else shape[:-1] if is_last else shape[1:]
+    place = None if axis is None else axis % max(rank, 1)
+    is_last = place is not None and place == rank - 1
+    kept = () if place is None else shape[:place] + shape[place + 1 :]
     outputs = int(np.prod(kept, dtype=int))
     vector = 4 if fmt == F32 else row.narrow_vector
-    call = ReduceCall(codes.size // max(outputs, 1), outputs, axis is None or is_last, 4, vector, gpu)
+    inner = None if not place or is_last else int(np.prod(shape[place + 1 :], dtype=int))
+    call = ReduceCall(codes.size // max(outputs, 1), outputs, axis is None or is_last, 4, vector, gpu, inner)
     total = Value(reduce_tree_values(row.kind, reduce_tree(call), convert(fmt, F32, codes).reshape(-1)))
     return result_array(row.finish(total, outputs, codes.size), fmt).reshape(kept)
 
