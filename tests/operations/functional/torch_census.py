@@ -23,6 +23,7 @@ from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
 from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward
 from tcemu.operations.functional.torch_cuda.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adamw_step, sgd_step
 from tcemu.operations.functional.torch_cuda.rows import reduce, variance
 from tcemu.operations.functional.torch_cuda.scans import cumsum
 from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
@@ -111,6 +112,17 @@ def smoothed(x, y):
     return [cross_entropy(wide, y, label_smoothing=0.1), np.asarray(grad).astype(x.dtype)]
 
 
+def optimize(operator, form, param, grads):
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "form": form}
+    state, buffer = AdamState(np.zeros_like(param), np.zeros_like(param)), None
+    for step, grad in enumerate(grads, 1):
+        if operator == "SGD":
+            param, buffer = sgd_step(param, grad, buffer, momentum=0.9, **settings)
+        else:
+            param, state = adamw_step(param, grad, state, step, **settings)
+    return param
+
+
 LOSS = {"ce": lambda x, y: [cross_entropy(x, y)], "ce_bwd": smoothed}
 
 
@@ -136,6 +148,9 @@ def compute(name: str) -> list:
         classes = int(rest[0])
         x = normal(f"ce{classes}{dtype}", (LOSS_ROWS, classes), dtype, 2)
         return LOSS[operator](x, generator(f"y{classes}").integers(0, classes, LOSS_ROWS))
+    if group == "optimizer":
+        param, grads = normal("p" + rest[0], 5000, rest[0]), [normal(f"g{i}{rest[0]}", 5000, rest[0], 0.1) for i in range(3)]
+        return [optimize(operator, dtype, param, grads)]
     if group == "embedding":
         return [embedding_backward(normal("eb" + dtype, (300, 40), dtype), generator("ei").integers(0, 64, 300), 64)]
     raise NotModelled(f"{group}/{operator}: no rule")

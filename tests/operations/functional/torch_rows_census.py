@@ -19,10 +19,11 @@ from tcemu.operations.functional.torch_cuda.norms import (
     rms_norm,
     rms_norm_backward,
 )
+from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adam_step, adamw_step, sgd_step
 from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu_runs"))
-from torch_rows import inputs, numbers
+from torch_rows import OPTIMIZERS, inputs
 
 
 def spatial(operator, options, x):
@@ -48,7 +49,31 @@ def group(operator, options, x, weight, bias, grad, *_):
     return group_norm_backward(grad, x, mean, scale, groups, weight) if operator.endswith("bwd") else (y, mean, scale)
 
 
-GROUPS = {"spatial": spatial, "norm": norm, "group": group}
+def optimizer(operator, options, param, *grads):
+    settings = {**OPTIMIZERS[operator], "form": options[0]}
+    if operator.startswith("SGD"):
+        return run_sgd(param, grads, **settings)
+    return run_adam(operator.startswith("AdamW"), param, grads, **settings)
+
+
+def run_sgd(param, grads, **settings):
+    found, buffer = [], None
+    for grad in grads:
+        param, buffer = sgd_step(param, grad, buffer, **settings)
+        found += [param] if buffer is None else [param, buffer]
+    return found
+
+
+def run_adam(decoupled, param, grads, *, amsgrad=False, **settings):
+    zeros = np.zeros_like(param)
+    found, state = [], AdamState(zeros, zeros, zeros if amsgrad else None)
+    for step, grad in enumerate(grads, 1):
+        param, state = (adamw_step if decoupled else adam_step)(param, grad, state, step, **settings)
+        found += [param, *(x for x in state if x is not None)]
+    return found
+
+
+GROUPS = {"optimizer": optimizer, "spatial": spatial, "norm": norm, "group": group}
 
 
 def compute(name: str) -> list:
