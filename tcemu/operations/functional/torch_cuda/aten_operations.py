@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import embeddings, losses, norms, rows, scans, softmax
+from tcemu.operations.functional.torch_cuda import embeddings, losses, norms, optimizers, rows, scans, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 
@@ -51,6 +51,7 @@ IEEE = Evidence(EXACT_RESULT, "one IEEE operation in f32, rounded once to the re
 ALL_CODES = Evidence(MEASURED, "H200: equal for all 65,536 codes of bf16 and f16, and 65,536 of f32")
 PAIRS = Evidence(MEASURED, "H200: equal for 65,536 pairs of each dtype")
 LENGTHS = Evidence(BY_RULE, "Reduce.cuh; H200: equal at 45 lengths of each dtype")
+CENSUS = Evidence(MEASURED, "H200: equal in the cases of the census")
 SOURCE = Evidence(BY_RULE, "PyTorch's source; equal in training steps recorded on an H200")
 
 
@@ -437,6 +438,17 @@ def _reduce_array(name: str, x: np.ndarray, axes: Sequence[int], gpu: str) -> np
     return found.transpose(np.argsort(kept)) if kept else found
 
 
+def _foreach_norm(call: Call) -> Answer:
+    _requires(call, ord=2, dtype=None)
+    found = []
+    for x in call["self"]:
+        order = memory_order(x)
+        if order is None:
+            raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (torch_cuda/aten_operations.py)")
+        found.append(_evaluate(rows.foreach_norm, x.transpose(order).reshape(-1)))
+    return Answer(tuple(found), f"ForeachReduceOp.cu, for each of {len(found)} tensors", SOURCE)
+
+
 def _vector_norm(call: Call) -> Answer:
     _requires(call, ord=2, dtype=None)
     return _reduce("norm")(call)
@@ -535,6 +547,32 @@ def _cumsum(call: Call) -> Answer:
     return Answer((_evaluate(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
+# ---- fused optimizers
+
+
+def _adam_step(param: Any, grad: Any, mean: Any, square: Any, largest: Any, step: int, **options: Any) -> Any:
+    param, state = optimizers.adam_step(param, grad, optimizers.AdamState(mean, square, largest), step, **options)
+    return param, *state
+
+
+def _fused_adam(call: Call, decoupled: bool) -> Answer:
+    """Compute a step of each parameter. The results are the lists that it writes, in aten's order; gradients stay as they are."""
+    _requires(call, grad_scale=None, found_inf=None)
+    if isinstance(call["lr"], np.ndarray):
+        raise NotModelled(f"{call.name}: a tensor as learning rate has no rule; a number has one (torch_cuda/aten_operations.py)")
+    options = {name: call[name] for name in ("lr", "eps", "weight_decay", "maximize")}
+    options |= {"betas": (call["beta1"], call["beta2"]), "decoupled": decoupled, "form": "fused"}
+    params, states = call["self"], [call[name] for name in ("exp_avgs", "exp_avg_sqs")]
+    largest = call["max_exp_avg_sqs"] if call["amsgrad"] else [None] * len(params)
+    rows_ = [
+        _evaluate(_adam_step, *operands, int(step), **options)
+        for *operands, step in zip(params, call["grads"], *states, largest, call["state_steps"], strict=True)
+    ]
+    columns = [[row[i] for row in rows_] for i in range(4)]
+    written = [*columns[0], *[None] * len(params), *columns[1], *columns[2], *(columns[3] if call["amsgrad"] else ())]
+    return Answer(tuple(written), f"fused_adam_utils.cuh, for each of {len(params)} tensors", CENSUS)
+
+
 # ---- products
 
 
@@ -564,6 +602,10 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None =
 
 # ---- the table
 
+FUSED_ADAM = (
+    "self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, "
+    "grad_scale=None, found_inf=None"
+)
 OPERATIONS: dict[str, Operation] = {
     "add": Operation("self, other, alpha=1", _add),
     "sub": Operation("self, other, alpha=1", partial(_add, sign=-1.0)),
@@ -583,6 +625,9 @@ OPERATIONS: dict[str, Operation] = {
     "_foreach_sqrt": Operation("self", _foreach(_ieee("self", np.sqrt, "sqrt"))),
     "_foreach_addcmul": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcmul"))),
     "_foreach_addcdiv": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcdiv"))),
+    "_foreach_norm": Operation("self, ord=2, dtype=None", _foreach_norm),
+    "_fused_adam": Operation(FUSED_ADAM, partial(_fused_adam, decoupled=False)),
+    "_fused_adamw": Operation(FUSED_ADAM, partial(_fused_adam, decoupled=True)),
     "_foreach_lerp": Operation("self, end, weight", _foreach(_lerp)),
     "elu": Operation("self, alpha=1, scale=1, input_scale=1", _with(_function("self"), alpha=1, scale=1, input_scale=1)),
     "leaky_relu": Operation("self, negative_slope=0.01", _with(_function("self"), negative_slope=0.01)),

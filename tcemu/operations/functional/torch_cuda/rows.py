@@ -10,6 +10,7 @@ ReduceNormKernel.cu, ReduceMaxValuesKernel.cu. Held to words of PyTorch 2.11.0 o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -18,12 +19,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import FORMATS, given_dtype
-from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, reduce_tree
+from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, ReduceCall, reduce_tree
 from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, reduce_tree_values, tree_moments
 
 MAX_WARP_ROW = 1024  # elements of a row that a warp of the softmax kernel holds in registers
@@ -85,6 +87,50 @@ def reduce(name: str, x: ArrayLike, axis: int | None = -1, *, gpu: str = "H200")
     call = ReduceCall(codes.size // max(outputs, 1), outputs, axis is None or is_last, 4, vector, gpu, inner)
     total = Value(reduce_tree_values(row.kind, reduce_tree(call), convert(fmt, F32, codes).reshape(-1)))
     return result_array(row.finish(total, outputs, codes.size), fmt).reshape(kept)
+
+
+NORM_CHUNK, NORM_VALUES, NORM_BLOCK = 1 << 16, 4, 512  # elements of a block, accumulators of a thread, threads
+
+
+@lru_cache(maxsize=64)
+def foreach_norm_tree(count: int) -> Node:
+    """Return the sum of `_foreach_norm`: blocks of 65,536 elements, whose threads have 4 accumulators, and then the sums of blocks.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/ForeachReduceOp.cu (`LpNormFunctor`, `lpnorm_cleanup`) and block_reduce.cuh.
+    """
+    used = max(-(-count // NORM_CHUNK), 1)
+    if used > NORM_BLOCK:
+        raise NotModelled(f"_foreach_norm: {count} elements; known are {NORM_BLOCK * NORM_CHUNK} (torch_cuda/rows.py)")
+    blocks = used if used <= WARP else -(-used // WARP) * WARP
+    turns = NORM_CHUNK // (NORM_VALUES * NORM_BLOCK)
+    numbers = np.arange(blocks * NORM_CHUNK).reshape(blocks, turns, NORM_VALUES * NORM_BLOCK)
+    vectors = numbers.reshape(blocks, turns, NORM_BLOCK, NORM_VALUES)
+    single = numbers.reshape(blocks, turns, NORM_VALUES, NORM_BLOCK).swapaxes(2, 3)
+    last = (count - 1) % NORM_CHUNK + 1 if count else 0
+    whole = np.array([last % NORM_VALUES == 0 or block != used - 1 for block in range(blocks)])
+    places = np.where(whole[:, None, None, None], vectors, single)
+    places = np.where(places < count, places, EMPTY).astype(np.int32).transpose(1, 0, 2, 3)  # [turns, blocks, threads, accumulators]
+    places = places[: max(-(-min(count, NORM_CHUNK) // (NORM_VALUES * NORM_BLOCK)), 1)]
+    places = places.reshape(len(places), -1, min(blocks, WARP), NORM_BLOCK // WARP, WARP, NORM_VALUES)  # the blocks as warps of the last sum
+    within = Join(Join(Join(Chain(places), from_zero=True), "folded"), "folded")
+    return Join(Join(within, "folded"), "folded")
+
+
+def foreach_norm(x: ArrayLike) -> Array:
+    """Return the norm of all elements of an array as PyTorch's `_foreach_norm` on a GPU does.
+
+    Args:
+        x: bfloat16, float16 or float32, dense in memory.
+
+    Returns:
+        The norm in x's dtype.
+
+    Raises:
+        NotModelled: The dtype is another one, or x has more than 33,554,432 elements.
+    """
+    fmt, codes = operand_codes("_foreach_norm", x)
+    total = reduce_tree_values("squares", foreach_norm_tree(codes.size), convert(fmt, F32, codes).reshape(-1))
+    return result_array(sqrt(Value(total)), fmt)
 
 
 def variance(x: ArrayLike, axis: int | None = -1, *, correction: int = 1, gpu: str = "H200") -> Array:
