@@ -141,6 +141,15 @@ CASES = {  # model, attention, dtype, sizes, run
     "qwen3_train_sdpa": (QWEN, "sdpa", BF16, decoder(256, 704, 2, 4, 2, head_dim=64), train(1, 130)),
     "gpt2_train_autocast": (GPT2, "eager", F32, dict(n_embd=256, n_layer=2, n_head=4, n_positions=256, **NO_DROPOUT), train(2, 64, BF16)),
     "llama_train_sgd": (LLAMA, "eager", F16, decoder(256, 704, 1, 4, 4), train(1, 40, None, "SGD", momentum=0.9)),
+    "qwen3_sdpa_b": (QWEN, "sdpa", BF16, decoder(896, 2432, 2, 14, 2, head_dim=64), forward(1, 65)),
+    "llama_f16_b": (LLAMA, "sdpa", F16, decoder(640, 1728, 3, 10, 5), forward(3, 17)),
+    "gemma3_b": (GEMMA, "eager", BF16, decoder(384, 1024, 2, 6, 2, head_dim=64, query_pre_attn_scalar=64, sliding_window=64), forward(1, 90)),
+    "gpt2_b": (GPT2, "eager", BF16, dict(n_embd=512, n_layer=4, n_head=8, n_positions=1024), forward(2, 350)),
+    "bert_b": (BERT, "eager", BF16, dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536), forward(1, 7)),
+    "vit_b": (VIT, "sdpa", BF16, dict(hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=768, image_size=224, patch_size=16, num_labels=10), image(1, 224, BF16)),
+    "qwen3_train_b": (QWEN, "eager", BF16, decoder(768, 2048, 2, 6, 3, head_dim=128), train(1, 96)),
+    "gpt2_train_b": (GPT2, "sdpa", BF16, dict(n_embd=384, n_layer=2, n_head=6, n_positions=256, **NO_DROPOUT), train(2, 100)),
+    "llama_train_b": (LLAMA, "eager", F16, decoder(512, 1376, 2, 4, 4), train(2, 33, steps=2)),
     "llama_train_fused": (LLAMA, "eager", BF16, decoder(256, 704, 1, 4, 4), train(1, 40, fused=True, steps=2)),
 }  # fmt: skip
 

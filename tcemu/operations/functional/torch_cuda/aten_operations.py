@@ -31,6 +31,7 @@ FLOATS = (BF16, F16, F32)
 PLACEMENT = ("layout", "device", "pin_memory", "memory_format", "non_blocking")  # arguments that change no bits
 GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
 MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
+ROWS_ALIKE = 8  # rows after which a row begins at the same place in a vector again
 CHUNK = 1 << 16  # elements that a formula takes at once, so that they stay in the cache
 
 
@@ -275,6 +276,17 @@ def _evaluate(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)
 
 
+def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: Any, **options: Any) -> Any:
+    """Compute a function of rows [..., N], each of which it treats alike, some rows at a time, so that they stay in the cache."""
+    shape = rows_[0].shape
+    flat = [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in rows_]
+    count = len(flat[0])
+    step = max(CHUNK // max(shape[-1], 1) // ROWS_ALIKE, 1) * ROWS_ALIKE
+    parts = [_evaluate(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
+    join = lambda *x: np.concatenate(x).reshape(*shape[:-1], x[0].shape[-1])
+    return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
+
+
 def _formula(name: str, dtype: np.dtype, *operands: Any, **options: Any) -> np.ndarray:
     """Compute a formula of `elementwise` on operands of one shape, rounded to a dtype."""
     arrays = [np.ascontiguousarray(x.astype(dtype)) for x in operands if isinstance(x, np.ndarray)]
@@ -464,7 +476,11 @@ def _softmax(log: bool) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         x = np.ascontiguousarray(call["self"])  # PyTorch copies it too
         wide = np.float32 if call["half_to_float"] else None
-        found = _evaluate(softmax.softmax, x, call["dim"], log=log, dtype=wide)
+        found = (
+            _evaluate_rows(softmax.softmax, (x,), -1, log=log, dtype=wide)
+            if x.ndim and call["dim"] % x.ndim == x.ndim - 1
+            else _evaluate(softmax.softmax, x, call["dim"], log=log, dtype=wide)
+        )
         return Answer((found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS)
 
     return run
@@ -474,7 +490,11 @@ def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         grad, y = (np.ascontiguousarray(call[name]) for name in ("grad_output", "output"))
         narrow = np.float16 if call.dtype == F16 and y.dtype == F32 else None
-        found = _evaluate(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
+        found = (
+            _evaluate_rows(softmax.softmax_backward, (grad, y), -1, log=log, dtype=narrow)
+            if y.ndim and call["dim"] % y.ndim == y.ndim - 1
+            else _evaluate(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
+        )
         return Answer((found,), f"gradient of {'log_' * log}softmax, {y.shape[call['dim']]} elements", LENGTHS)
 
     return run
@@ -488,7 +508,7 @@ def _norm_axes(call: Call) -> None:
 def _layer_norm(call: Call) -> Answer:
     _norm_axes(call)
     x = call["input"]
-    found = _evaluate(norms.layer_norm, x, call["weight"], call["bias"], float(call["eps"]))
+    found = _evaluate_rows(norms.layer_norm, (x,), call["weight"], call["bias"], float(call["eps"]))
     return Answer(found, f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
 
 
@@ -504,7 +524,7 @@ def _rms_norm(call: Call) -> Answer:
     _norm_axes(call)
     x, eps = call["input"], call["eps"]
     eps = float(np.finfo(np.float32).eps) if eps is None else float(eps)
-    return Answer(_evaluate(norms.rms_norm, x, call["weight"], eps), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+    return Answer(_evaluate_rows(norms.rms_norm, (x,), call["weight"], eps), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
 
 
 def _rms_norm_backward(call: Call) -> Answer:

@@ -8,7 +8,7 @@ contracts or flushes. Every other equation is one of integers, or a move.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -207,12 +207,25 @@ def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
         return jax.tree.unflatten(structure, [np.asarray(x) for x in _evaluate(closed.jaxpr, closed.consts, arrays)])
 
 
+@lru_cache(maxsize=4096)
+def _last_uses(jaxpr: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return the variables that no equation after each one reads, so that their memory is free early."""
+    later = {atom for atom in jaxpr.outvars if not hasattr(atom, "val")}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        ended = {atom for atom in (*equation.invars, *equation.outvars) if not hasattr(atom, "val")} - later
+        later |= ended
+        found.append(tuple(ended))
+    return tuple(reversed(found))
+
+
 def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
-    for equation in jaxpr.eqns:
+    for equation, ended in zip(jaxpr.eqns, _last_uses(jaxpr), strict=True):
         operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
-        found = _compute(equation, operands)
-        values.update(zip(equation.outvars, found, strict=True))
+        values.update(zip(equation.outvars, _compute(equation, operands), strict=True))
+        for atom in ended:
+            values.pop(atom, None)
     return [atom.val if hasattr(atom, "val") else values[atom] for atom in jaxpr.outvars]
 
 
