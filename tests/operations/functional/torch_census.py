@@ -24,7 +24,7 @@ from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
 from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward
 from tcemu.operations.functional.torch_cuda.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adamw_step, sgd_step
-from tcemu.operations.functional.torch_cuda.rows import reduce, variance
+from tcemu.operations.functional.torch_cuda.rows import reduce, standard_deviation, variance
 from tcemu.operations.functional.torch_cuda.scans import cumsum
 from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
 
@@ -89,7 +89,7 @@ REDUCE = {
     "cumsum": cumsum,
     "logsumexp": lambda x: logsumexp(x.astype(np.float32)),
     "var": lambda x: variance(x.astype(np.float32)),
-    "std_all": lambda x: elementwise("sqrt", variance(x.astype(np.float32), None)),
+    "std_all": lambda x: standard_deviation(x.astype(np.float32), None),
 }
 
 

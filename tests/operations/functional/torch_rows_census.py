@@ -20,10 +20,12 @@ from tcemu.operations.functional.torch_cuda.norms import (
     rms_norm_backward,
 )
 from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adam_step, adamw_step, sgd_step
+from tcemu.operations.functional.torch_cuda.rows import reduce, standard_deviation, var_mean, variance, vector_norm
+from tcemu.operations.functional.torch_cuda.scans import cumprod, cumsum
 from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu_runs"))
-from torch_rows import OPTIMIZERS, inputs
+from torch_rows import OPTIMIZERS, inputs, numbers
 
 
 def spatial(operator, options, x):
@@ -73,7 +75,29 @@ def run_adam(decoupled, param, grads, *, amsgrad=False, **settings):
     return found
 
 
-GROUPS = {"optimizer": optimizer, "spatial": spatial, "norm": norm, "group": group}
+AXES = {
+    **{name: (lambda x, axis, name=name: [reduce(name, x, axis)]) for name in ("sum", "mean", "amax", "norm", "norm1", "norm_inf")},
+    "sum_f32": lambda x, axis: [reduce("sum", x, axis, dtype=np.float32)],
+    "norm3": lambda x, axis: [vector_norm(x, 3.0, axis)],
+    "var": lambda x, axis: [variance(x, axis)],
+    "std": lambda x, axis: [standard_deviation(x, axis)],
+    "std0": lambda x, axis: [standard_deviation(x, axis, correction=0)],
+    "var_mean": lambda x, axis: list(var_mean(x, axis)),
+    "cumsum": lambda x, axis: [cumsum(x, axis or 0)],
+    "cumprod": lambda x, axis: [cumprod(x, axis or 0)],
+}
+
+
+def axes(operator, options, x):
+    axis = numbers(options[1]) if len(options) > 1 else None
+    if operator == "prod":  # one axis after the other
+        for one in sorted(axis, reverse=True):
+            x = reduce("prod", x, one)
+        return [x]
+    return AXES[operator](x, axis[0] if operator.startswith("cum") and axis else axis)
+
+
+GROUPS = {"axes": axes, "whole": axes, "scan": axes, "optimizer": optimizer, "spatial": spatial, "norm": norm, "group": group}
 
 
 def compute(name: str) -> list:

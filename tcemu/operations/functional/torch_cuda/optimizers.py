@@ -22,7 +22,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import f32_code
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, fma, powf, sqrt, where
+from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, powf, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import OPERATORS, round_value
 from tcemu.operations.functional.torch_cuda.rows import operand_codes, result_array
 

@@ -32,7 +32,8 @@ class ReduceCall(NamedTuple):
         unrolled: Accumulators of a thread that loads single elements: `vt0`.
         vector: Elements of a vector, each with an accumulator: `input_vec_size`.
         gpu: A key of GPUS.
-        inner: Sums that are neighbours in memory, where the axis lies between others; None: all.
+        packed: Sums of a thread, where sums are neighbours: 1, 2 or 4.
+        is_split: The terms lie along several axes, so that no vectors are loaded.
     """
 
     terms: int
@@ -41,12 +42,8 @@ class ReduceCall(NamedTuple):
     unrolled: int = 4
     vector: int = 4
     gpu: str = "H200"
-    inner: int | None = None
-
-    @property
-    def neighbours(self) -> int:
-        """Number of sums that are neighbours in memory."""
-        return self.outputs if self.inner is None else self.inner
+    packed: int = 1
+    is_split: bool = False
 
 
 class ReduceLaunch(NamedTuple):
@@ -71,11 +68,9 @@ def reduce_launch(call: ReduceCall) -> ReduceLaunch:
     if call.gpu not in GPUS:
         raise NotModelled(f"gpu={call.gpu!r}: the launch depends on its multiprocessors; known: {', '.join(GPUS)} (reduce_plans.GPUS)")
     processors, threads = GPUS[call.gpu]
-    vectorised = call.contiguous and call.terms >= LEAST_VECTORISED
-    together = 1  # outputs that a thread computes
-    if not call.contiguous:
-        together = next(size for size in (4, 2, 1) if call.neighbours % size == 0)
-    x, y = (call.terms // (call.vector if vectorised else 1), call.outputs) if call.contiguous else (call.neighbours // together, call.terms)
+    vectorised = call.contiguous and call.terms >= LEAST_VECTORISED and not call.is_split
+    together = call.packed
+    x, y = (call.terms // (call.vector if vectorised else 1), call.outputs) if call.contiguous else (call.outputs // together, call.terms)
     most = MAX_THREADS // together
     x, y = (_last_power(n) if n < most else most for n in (x, y))
     height = min(y, most // min(x, WARP))
@@ -94,30 +89,72 @@ def reduce_launch(call: ReduceCall) -> ReduceLaunch:
     return ReduceLaunch(width if call.contiguous else 1, height, blocks, vectorised)
 
 
-@lru_cache(maxsize=64)
-def reduce_tree(call: ReduceCall) -> Node:
-    """Return the sums [outputs] of an operand by places in memory: accumulators of a thread, threads in x and in y, blocks."""
+class ReduceLayout(NamedTuple):
+    """How a reduction sees a contiguous array.
+
+    Attributes:
+        reduced: The axes of the terms, in the order in which they are counted, the slowest first.
+        kept: The axes of the sums.
+        terms: Number of terms of each sum.
+        outputs: Number of sums.
+        contiguous: As in `ReduceCall`.
+        packed: As in `ReduceCall`.
+        is_split: As in `ReduceCall`.
+    """
+
+    reduced: tuple[int, ...]
+    kept: tuple[int, ...]
+    terms: int
+    outputs: int
+    contiguous: bool
+    packed: int
+    is_split: bool
+
+
+@lru_cache(maxsize=1024)
+def reduce_layout(shape: tuple[int, ...], axes: tuple[int, ...]) -> ReduceLayout:
+    """Return how TensorIterator lays out a reduction of a contiguous array: neighbouring axes become one, reduced axes come first."""
+    strides = np.append(np.cumprod(shape[:0:-1])[::-1], 1).tolist() if shape else []
+    kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    parts = []
+    for own in (axes, kept):
+        merged: list[tuple[int, int]] = []  # (length, stride), the fastest first
+        for axis in sorted(own, reverse=True):
+            if shape[axis] == 1:
+                continue
+            if merged and merged[-1][0] * merged[-1][1] == strides[axis]:
+                merged[-1] = (merged[-1][0] * shape[axis], merged[-1][1])
+            else:
+                merged.append((shape[axis], strides[axis]))
+        parts.append(merged)
+    reduced, others = parts
+    terms, outputs = (int(np.prod([shape[axis] for axis in own], dtype=int)) for own in (axes, kept))
+    contiguous = not others or (bool(reduced) and reduced[0][1] < others[0][1])
+    packed = 1
+    if not contiguous and others[0][1] == 1:
+        limits = [others[0][0], *(stride for _, stride in reduced), *(stride for _, stride in others[1:])]
+        packed = next(size for size in (4, 2, 1) if all(limit % size == 0 for limit in limits))
+    return ReduceLayout(tuple(sorted(axes)), kept, terms, outputs, contiguous, packed, len(reduced) > 1)
+
+
+@lru_cache(maxsize=256)
+def reduce_tree(call: ReduceCall, shift: int = 0) -> Node:
+    """Return the sum of one output by the places of its terms: accumulators of a thread, threads in x and in y, blocks.
+
+    shift: Elements by which the first term lies after a vector's boundary.
+    """
     launch = reduce_launch(call)
     blocks, height, width = launch.blocks, launch.height, launch.width
     threads = blocks * height * width
-    rows = np.arange(call.outputs)
-    if launch.vectorised:  # rows that begin elsewhere in a vector have other accumulators
-        shifts = rows * call.terms % call.vector
-        trees = np.stack([_vector_places(call, threads, shift) for shift in range(call.vector)])
-        places = trees[shifts].swapaxes(0, 1)
-    else:
-        places = np.repeat(_strided_places(call, threads)[:, None], call.outputs, 1)
-    inner = call.neighbours
-    first, stride = (rows * call.terms, 1) if call.contiguous else (rows // inner * inner * call.terms + rows % inner, inner)
-    places = np.where(places == EMPTY, EMPTY, places * stride + first[:, None, None]).astype(np.int32)
-    places = places.reshape(len(places), call.outputs, blocks, height, width, -1)
+    places = _vector_places(call, threads, shift) if launch.vectorised else _strided_places(call, threads)
+    places = places.astype(np.int32).reshape(len(places), blocks, height, width, -1)
     if blocks == 1:
-        return _block_sum(places[:, :, 0])
+        return _block_sum(places[:, 0])
     rounds = -(-blocks // (height * width))  # the last block's threads take the sums of all blocks in turn
     missing = rounds * height * width - blocks
-    places = np.pad(places, [(0, 0), (0, 0), (0, missing), (0, 0), (0, 0), (0, 0)], constant_values=EMPTY)
-    places = places.reshape(len(places), call.outputs, rounds, height, width, *places.shape[3:])
-    places = places.transpose(0, 1, 4, 3, 2, 5, 6, 7)  # [T, outputs, width, height, rounds, height, width, registers]
+    places = np.pad(places, [(0, 0), (0, missing), (0, 0), (0, 0), (0, 0)], constant_values=EMPTY)
+    places = places.reshape(len(places), rounds, height, width, *places.shape[2:])
+    places = places.transpose(0, 3, 2, 1, 4, 5, 6)  # [T, width, height, rounds, height, width, registers]
     return Join(Join(Join(_block_sum(places), from_zero=True), "folded"), "folded")
 
 

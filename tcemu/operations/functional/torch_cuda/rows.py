@@ -9,26 +9,24 @@ ReduceNormKernel.cu, ReduceMaxValuesKernel.cu. Held to words of PyTorch 2.11.0 o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.errors import NotModelled
-from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
+from tcemu.engine.arithmetic.sum_tree import Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.functional.torch_cuda.device_functions import Value, sqrt, where
+from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, powf, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import FORMATS, given_dtype
-from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, ReduceCall, reduce_tree
+from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, ReduceLayout, reduce_launch, reduce_layout, reduce_tree
 from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, reduce_tree_values, tree_moments
-
-MAX_WARP_ROW = 1024  # elements of a row that a warp of the softmax kernel holds in registers
 
 
 class RowReduction(NamedTuple):
@@ -54,111 +52,141 @@ ROW_OPERATORS = {
     "mean": RowReduction("sum", finish=_mean),
     "norm": RowReduction("squares", finish=lambda total, outputs, terms: sqrt(total)),
     "prod": RowReduction("product"),
+    "norm1": RowReduction("sizes"),
+    "norm_inf": RowReduction("largest size"),
     "amax": RowReduction("largest"),
 }
 
 
-def reduce(name: str, x: ArrayLike, axis: int | None = -1, *, gpu: str = "H200") -> Array:
-    """Reduce a contiguous array along an axis, or all of it, as PyTorch's CUDA kernel does.
+def reduce(name: str, x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, dtype: DTypeLike | None = None, gpu: str = "H200") -> Array:
+    """Reduce a contiguous array along axes, or all of it, as PyTorch's CUDA kernel does.
 
     Args:
-        name: A key of ROW_OPERATORS: "sum", "mean", "norm", "prod" or "amax".
+        name: A key of ROW_OPERATORS, such as "sum", "mean", "prod" or "amax".
         x: bfloat16, float16 or float32.
-        axis: The axis; None: all elements.
+        axis: The axis, several axes, or None for all elements.
+        dtype: float32 for a result that is not rounded to x's dtype; None: x's dtype.
         gpu: "H100" or "H200": the launch depends on the number of multiprocessors.
 
     Returns:
-        An array of x's dtype without the axis.
+        An array without the axes.
 
     Raises:
-        NotModelled: The operator has no row, or the GPU is another one.
+        NotModelled: The operator has no row, the dtype or the GPU is another one.
     """
     if name not in ROW_OPERATORS:
         raise NotModelled(f"{name}: no order is known of it; known are {', '.join(ROW_OPERATORS)} (torch_cuda/rows.py, ROW_OPERATORS)")
     row, (fmt, codes) = ROW_OPERATORS[name], operand_codes(name, x)
-    shape = codes.shape
-    rank = len(shape)
-    place = None if axis is None else axis % max(rank, 1)
-    is_last = place is not None and place == rank - 1
-    kept = () if place is None else shape[:place] + shape[place + 1 :]
-    outputs = int(np.prod(kept, dtype=int))
-    vector = 4 if fmt == F32 else row.narrow_vector
-    inner = None if not place or is_last else int(np.prod(shape[place + 1 :], dtype=int))
-    call = ReduceCall(codes.size // max(outputs, 1), outputs, axis is None or is_last, 4, vector, gpu, inner)
-    total = Value(reduce_tree_values(row.kind, reduce_tree(call), convert(fmt, F32, codes).reshape(-1)))
-    return result_array(row.finish(total, outputs, codes.size), fmt).reshape(kept)
+    terms = Terms.split(codes, axis)
+    total = terms.reduce(row.kind, convert(fmt, F32, terms.codes), 4, 4 if fmt == F32 else row.narrow_vector, gpu)
+    found = row.finish(Value(total), terms.layout.outputs, codes.size)
+    return result_array(found, F32 if dtype is not None and np.dtype(dtype) == np.float32 else fmt).reshape(terms.kept)
 
 
-NORM_CHUNK, NORM_VALUES, NORM_BLOCK = 1 << 16, 4, 512  # elements of a block, accumulators of a thread, threads
+class Terms(NamedTuple):
+    """The elements of an array as terms of sums: codes [terms, outputs], the layout, and the shape of the sums."""
+
+    codes: Array
+    layout: ReduceLayout
+    kept: tuple[int, ...]
+
+    @classmethod
+    def split(cls, codes: Array, axis: int | tuple[int, ...] | None) -> Terms:
+        """Return the terms of sums along axes."""
+        rank = codes.ndim
+        given = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
+        layout = reduce_layout(codes.shape, tuple(sorted({i % rank for i in given})) if rank else ())
+        order = (*layout.reduced, *layout.kept)
+        return cls(codes.transpose(order).reshape(layout.terms, -1), layout, tuple(codes.shape[i] for i in layout.kept))
+
+    def reduce(self, kind: str, codes: Array, unrolled: int, vector: int, gpu: str) -> Array:
+        """Return f32 codes [outputs] of the sums of f32 codes."""
+        return self._evaluate(lambda tree, codes: reduce_tree_values(kind, tree, codes), codes, unrolled, vector, gpu)
+
+    def moments(self, codes: Array, gpu: str) -> tuple[Value, Value, Value]:
+        """Return mean, sum of squared differences and count of f32 codes."""
+        stacked = lambda tree, codes: jnp.stack([part.codes for part in tree_moments(WELFORD_OPS, tree, codes)], axis=-1)
+        found = self._evaluate(stacked, codes, 2, 2, gpu)
+        return Value(found[..., 0]), Value(found[..., 1]), Value(found[..., 2])
+
+    def _evaluate(self, compute: Callable[[Node, Array], Array], codes: Array, unrolled: int, vector: int, gpu: str) -> Array:
+        layout = self.layout
+        call = ReduceCall(layout.terms, layout.outputs, layout.contiguous, unrolled, vector, gpu, layout.packed, layout.is_split)
+        period = vector // int(np.gcd(vector, max(layout.terms, 1)))  # sums whose first terms lie alike in a vector
+        if period == 1 or layout.outputs == 1 or not reduce_launch(call).vectorised:
+            return compute(reduce_tree(call), codes)
+        firsts = range(min(period, layout.outputs))
+        found = [compute(reduce_tree(call, first * layout.terms % vector), codes[:, first::period]) for first in firsts]
+        order = np.argsort(np.concatenate([np.arange(first, layout.outputs, period) for first in firsts]))
+        return jnp.concatenate(found)[order]
 
 
-@lru_cache(maxsize=64)
-def foreach_norm_tree(count: int) -> Node:
-    """Return the sum of `_foreach_norm`: blocks of 65,536 elements, whose threads have 4 accumulators, and then the sums of blocks.
-
-    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/ForeachReduceOp.cu (`LpNormFunctor`, `lpnorm_cleanup`) and block_reduce.cuh.
-    """
-    used = max(-(-count // NORM_CHUNK), 1)
-    if used > NORM_BLOCK:
-        raise NotModelled(f"_foreach_norm: {count} elements; known are {NORM_BLOCK * NORM_CHUNK} (torch_cuda/rows.py)")
-    blocks = used if used <= WARP else -(-used // WARP) * WARP
-    turns = NORM_CHUNK // (NORM_VALUES * NORM_BLOCK)
-    numbers = np.arange(blocks * NORM_CHUNK).reshape(blocks, turns, NORM_VALUES * NORM_BLOCK)
-    vectors = numbers.reshape(blocks, turns, NORM_BLOCK, NORM_VALUES)
-    single = numbers.reshape(blocks, turns, NORM_VALUES, NORM_BLOCK).swapaxes(2, 3)
-    last = (count - 1) % NORM_CHUNK + 1 if count else 0
-    whole = np.array([last % NORM_VALUES == 0 or block != used - 1 for block in range(blocks)])
-    places = np.where(whole[:, None, None, None], vectors, single)
-    places = np.where(places < count, places, EMPTY).astype(np.int32).transpose(1, 0, 2, 3)  # [turns, blocks, threads, accumulators]
-    places = places[: max(-(-min(count, NORM_CHUNK) // (NORM_VALUES * NORM_BLOCK)), 1)]
-    places = places.reshape(len(places), -1, min(blocks, WARP), NORM_BLOCK // WARP, WARP, NORM_VALUES)  # the blocks as warps of the last sum
-    within = Join(Join(Join(Chain(places), from_zero=True), "folded"), "folded")
-    return Join(Join(within, "folded"), "folded")
-
-
-def foreach_norm(x: ArrayLike) -> Array:
-    """Return the norm of all elements of an array as PyTorch's `_foreach_norm` on a GPU does.
+def vector_norm(
+    x: ArrayLike, order: float = 2.0, axis: int | tuple[int, ...] | None = None, *, dtype: DTypeLike | None = None, gpu: str = "H200"
+) -> Array:
+    """Compute a vector norm along axes as PyTorch's `linalg_vector_norm` on a GPU does.
 
     Args:
-        x: bfloat16, float16 or float32, dense in memory.
+        x: bfloat16, float16 or float32, contiguous.
+        order: 2, 1, infinity, or another positive number.
+        axis: As in `reduce`.
+        dtype: As in `reduce`.
+        gpu: As in `reduce`.
 
     Returns:
-        The norm in x's dtype.
+        An array without the axes.
 
     Raises:
-        NotModelled: The dtype is another one, or x has more than 33,554,432 elements.
+        NotModelled: The order, the dtype or the GPU is another one.
     """
-    fmt, codes = operand_codes("_foreach_norm", x)
-    total = reduce_tree_values("squares", foreach_norm_tree(codes.size), convert(fmt, F32, codes).reshape(-1))
-    return result_array(sqrt(Value(total)), fmt)
+    known = {2.0: "norm", 1.0: "norm1", math.inf: "norm_inf"}
+    if order in known:
+        return reduce(known[order], x, axis, dtype=dtype, gpu=gpu)
+    if not order > 0.0:
+        raise NotModelled(f"vector_norm: got order {order}; known are 2, 1, infinity and other positive numbers (torch_cuda/rows.py)")
+    fmt, codes = operand_codes("vector_norm", x)
+    terms = Terms.split(codes, axis)
+    powers = powf(abs(Value(convert(fmt, F32, terms.codes))), as_value(order))
+    found = powf(Value(terms.reduce("sum", powers.codes, 4, 4, gpu)), 1.0 / as_value(order))
+    return result_array(found, F32 if dtype is not None and np.dtype(dtype) == np.float32 else fmt).reshape(terms.kept)
 
 
-def variance(x: ArrayLike, axis: int | None = -1, *, correction: int = 1, gpu: str = "H200") -> Array:
-    """Return the variance of a contiguous f32 array along its last axis, or of all of it, as PyTorch's CUDA kernel computes it.
+def var_mean(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, correction: float = 1, gpu: str = "H200") -> tuple[Array, Array]:
+    """Return variance and mean along axes, or of all elements, as PyTorch's CUDA kernel computes them.
 
     Args:
-        x: float32.
-        axis: The last axis; None: all elements.
+        x: bfloat16, float16 or float32, contiguous.
+        axis: As in `reduce`.
         correction: Subtracted from the number of elements in the divisor.
         gpu: As in `reduce`.
 
+    Returns:
+        Two arrays of x's dtype without the axes.
+
     Raises:
-        NotModelled: The dtype, the axis or the GPU is another one.
+        NotModelled: The dtype or the GPU is another one.
     """
+    fmt, mean, found, kept = _moments(x, axis, correction, gpu)
+    return result_array(found, fmt).reshape(kept), result_array(mean, fmt).reshape(kept)
+
+
+def variance(x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, correction: float = 1, gpu: str = "H200") -> Array:
+    """Return the variance along axes as PyTorch's `var` on a GPU computes it; arguments and errors as in `var_mean`."""
+    return var_mean(x, axis, correction=correction, gpu=gpu)[0]
+
+
+def standard_deviation(x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, correction: float = 1, gpu: str = "H200") -> Array:
+    """Return the standard deviation along axes as PyTorch's `std` on a GPU computes it; arguments and errors as in `var_mean`."""
+    fmt, _, found, kept = _moments(x, axis, correction, gpu)
+    return result_array(sqrt(found), fmt).reshape(kept)
+
+
+def _moments(x: ArrayLike, axis: int | tuple[int, ...] | None, correction: float, gpu: str) -> tuple[Format, Value, Value, tuple[int, ...]]:
     fmt, codes = operand_codes("var", x)
-    if fmt != F32 or (axis is not None and axis % codes.ndim != codes.ndim - 1):
-        raise NotModelled(f"var: got {fmt} and axis {axis}; known are f32 and the last axis, or None (torch_cuda/rows.py)")
-    kept = () if axis is None else codes.shape[:-1]
-    outputs = int(np.prod(kept, dtype=int))
-    call = ReduceCall(codes.size // max(outputs, 1), outputs, True, 2, 2, gpu)
-    _, squares, count = tree_moments(WELFORD_OPS, reduce_tree(call), codes.reshape(-1))
+    terms = Terms.split(codes, axis)
+    mean, squares, count = terms.moments(convert(fmt, F32, terms.codes), gpu)
     divisor = count - float(correction)
-    return result_array(squares / where(divisor > 0.0, divisor, 0.0), fmt).reshape(kept)
-
-
-def row_values(name: str, x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes(name, x)
-    return fmt, Value(convert(fmt, F32, codes).reshape(-1, codes.shape[-1]))
+    return fmt, mean, squares / where(divisor > 0.0, divisor, 0.0), terms.kept
 
 
 def operand_codes(name: str, x: ArrayLike) -> tuple[Format, Array]:
