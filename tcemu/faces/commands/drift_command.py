@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tcemu.faces.commands import TARGET_HELP, CommandError
 from tcemu.faces.commands.array_files import Output, path_text
-from tcemu.operations.functional.torch_cuda.aten_operations import GPUS
+from tcemu.uses.replay.aten_operations import GPUS
 from tcemu.uses.drift.drift_results import Drift
 from tcemu.uses.drift.identification import identify
 from tcemu.uses.drift.locate import locate

@@ -25,7 +25,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.faces.torch.watching import describe_tensor
-from tcemu.operations.functional.torch_cuda.aten_operations import (
+from tcemu.uses.replay.aten_operations import (
     EXACT,
     EXACT_RESULT,
     GPUS,
@@ -252,11 +252,11 @@ class GpuEmulation:
         if gpu not in GPUS:
             raise NotModelled(
                 f"gpu={gpu!r}: launches, products and attention depend on the GPU; known are {', '.join(GPUS)} "
-                "(torch_cuda/aten_operations.py, GPUS). tcemu.torch.emulate(model, policy) computes the products of other GPUs"
+                "(replay/aten_operations.py, GPUS). tcemu.torch.emulate(model, policy) computes the products of other GPUs"
             )
         if library not in LIBRARIES:
             raise NotModelled(
-                f"library={library!r}: kernels change between versions; known is {', '.join(LIBRARIES)} (torch_cuda/aten_operations.py)"
+                f"library={library!r}: kernels change between versions; known is {', '.join(LIBRARIES)} (replay/aten_operations.py)"
             )
         if unknown not in UNKNOWN_CHOICES:
             raise ValueError(f"unknown={unknown!r}: expected one of {', '.join(UNKNOWN_CHOICES)}")

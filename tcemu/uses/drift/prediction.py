@@ -1,6 +1,6 @@
 """`predict` computes each recorded operation of PyTorch from its operands as a GPU computes it, and says which results the GPU would not give.
 
-The operations are those of `torch_cuda.aten_operations`, which `tcemu.torch.emulate(gpu=...)` computes with.
+The operations are those of `tcemu.uses.replay.aten_operations`, which `tcemu.torch.emulate(gpu=...)` computes with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
-from tcemu.operations.functional.torch_cuda.aten_operations import (
+from tcemu.uses.replay.aten_operations import (
     EXACT,
     GPUS,
     LIBRARIES,
@@ -135,7 +135,7 @@ def predict(record: RecordSource, *, gpu: str, library: str = LIBRARIES[0]) -> P
     """
     if gpu not in GPUS or library not in LIBRARIES:
         raise NotModelled(
-            f"gpu={gpu!r}, library={library!r}: known are {', '.join(GPUS)} and {', '.join(LIBRARIES)} (torch_cuda/aten_operations.py)"
+            f"gpu={gpu!r}, library={library!r}: known are {', '.join(GPUS)} and {', '.join(LIBRARIES)} (replay/aten_operations.py)"
         )
     run = read_record(record)
     found = [_predict_operation(run, operation, gpu, library) for operation in run.operations if _has_floats(operation.results)]

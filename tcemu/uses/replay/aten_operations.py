@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -25,6 +26,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda import embeddings, losses, norms, optimizers, rows, scans, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
+from tcemu.uses.replay import torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
@@ -129,12 +131,12 @@ def bind_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[st
     names = [name for name, _, _ in parsed]
     further = set(kwargs) - set(names)
     if len(args) > len(names) or further:
-        raise NotModelled(f"this overload has other arguments than {operation.arguments!r} (torch_cuda/aten_operations.py)")
+        raise NotModelled(f"this overload has other arguments than {operation.arguments!r} (replay/aten_operations.py)")
     found = dict(zip(names, args, strict=False)) | dict(kwargs)
     for name, has_default, default in parsed:
         if name not in found:
             if not has_default:
-                raise NotModelled(f"this overload has no argument {name!r} (torch_cuda/aten_operations.py)")
+                raise NotModelled(f"this overload has no argument {name!r} (replay/aten_operations.py)")
             found[name] = default
     return found
 
@@ -206,7 +208,7 @@ def _operands(call: Call, names: Sequence[str]) -> tuple[np.dtype, list[Any]]:
     given = [call[name] for name in names]
     dtype = common_dtype(given)
     if dtype not in FLOATS:
-        raise NotModelled(f"{call.name}: got operands of {dtype}; known are bfloat16, float16 and float32 (torch_cuda/aten_operations.py)")
+        raise NotModelled(f"{call.name}: got operands of {dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
     return dtype, [x.astype(dtype).astype(F32) if isinstance(x, np.ndarray) else _number(x) for x in given]
 
 
@@ -246,7 +248,7 @@ def _rsub(call: Call) -> Answer:
 
 def _div(call: Call) -> Answer:
     if call["rounding_mode"] is not None:
-        raise NotModelled(f"div: rounding_mode={call['rounding_mode']!r} has no rule (torch_cuda/aten_operations.py)")
+        raise NotModelled(f"div: rounding_mode={call['rounding_mode']!r} has no rule (replay/aten_operations.py)")
     dtype, (x, y) = _operands(call, ("self", "other"))
     if isinstance(call["other"], np.ndarray):
         return Answer((_round(call, _quiet(np.divide, x, y), dtype),), "div", IEEE)
@@ -325,7 +327,7 @@ def _requires(call: Call, **expected: Any) -> None:
     """Raise NotModelled if an argument has another value than the formula."""
     for name, value in expected.items():
         if call[name] != value:
-            raise NotModelled(f"{call.name}: {name}={call[name]!r} has no rule; known is {value!r} (torch_cuda/aten_operations.py)")
+            raise NotModelled(f"{call.name}: {name}={call[name]!r} has no rule; known is {value!r} (replay/aten_operations.py)")
 
 
 def _with(run: Callable[[Call], Answer], **expected: Any) -> Callable[[Call], Answer]:
@@ -389,7 +391,7 @@ def _pointwise(call: Call, name: str) -> Answer:
 
 def _lerp(call: Call) -> Answer:
     if isinstance(call["weight"], np.ndarray):
-        raise NotModelled("lerp: a tensor of weights has no rule; a number has one (torch_cuda/aten_operations.py)")
+        raise NotModelled("lerp: a tensor of weights has no rule; a number has one (replay/aten_operations.py)")
     dtype, operands = _operands(call, ("self", "end"))
     shape = np.broadcast_shapes(*(x.shape for x in operands))
     ends = [np.broadcast_to(x, shape) for x in operands]
@@ -410,44 +412,26 @@ def _axes(call: Call, x: np.ndarray) -> list[int]:
 def _reduce(name: str) -> Callable[[Call], Answer]:
     """Return what reduces by a row of `rows.ROW_OPERATORS`."""
 
-    def run(call: Call) -> Answer:
-        x, keep = call["self"], bool(call["keepdim"])
-        if x.dtype not in FLOATS or call.dtype != x.dtype:
-            raise NotModelled(f"{name}: got {x.dtype} to {call.dtype}; known are {', '.join(map(str, FLOATS))} to themselves (torch_cuda/rows.py)")
-        axes = _axes(call, x)
-        shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
-        found = _reduce_array(name, x, axes, call.gpu)
-        return Answer((found.reshape(shape).astype(call.dtype),), f"{name}: Reduce.cuh, {math.prod(x.shape[a] for a in axes)} terms", LENGTHS)
-
-    return run
+    return lambda call: _reduced(call, f"{name}: Reduce.cuh", rows.reduce, name)
 
 
-def _reduce_array(name: str, x: np.ndarray, axes: Sequence[int], gpu: str) -> np.ndarray:
-    """Reduce along axes as the kernel does, which takes the axes in the order in which they lie in memory."""
+def _reduced(call: Call, kernel: str, reduce: Callable[..., Any], *first: Any, has_dtype: bool = True, **options: Any) -> Answer:
+    """Reduce an operand along the axes of the call as the kernel does, which takes its axes in the order in which they lie in memory."""
+    x, keep = call["self"], bool(call["keepdim"])
+    if x.dtype not in FLOATS or call.dtype not in (x.dtype, F32):
+        raise NotModelled(f"{call.name}: got {x.dtype} to {call.dtype}; known are bfloat16, float16 and float32 (torch_cuda/rows.py)")
     order = memory_order(x)
     if order is None:
-        raise NotModelled(f"{name}: the operand has gaps or repeats in memory (strides {x.strides} bytes); contiguous ones have a rule")
-    laid = x.transpose(order)
-    reduced = [place for place, axis in enumerate(order) if axis in axes and x.shape[axis] > 1]
+        raise NotModelled(f"{call.name}: the operand has gaps or repeats in memory (strides {x.strides} bytes); dense ones have a rule")
+    axes = _axes(call, x)
+    places = tuple(place for place, axis in enumerate(order) if axis in axes)
+    options |= {"dtype": np.float32 if call.dtype == F32 else None} if has_dtype else {}
+    found = _evaluate(reduce, *first, x.transpose(order), places, gpu=call.gpu, **options)
     kept = [axis for axis in order if axis not in axes]
-    sizes = [x.shape[axis] for axis in kept]
-    rank, terms = laid.ndim, math.prod(laid.shape[place] for place in reduced)
-    wide = [place for place in range(rank) if laid.shape[place] > 1]
-    run = lambda axis, operand: _evaluate(rows.reduce, name, operand, axis, gpu=gpu)
-    first = reduced[0] if reduced else 0
-    between = [place for place in wide if first < place < (reduced[-1] if reduced else 0)]
-    if any(place not in reduced for place in between):
-        raise NotModelled(f"{name}: axes {list(axes)} of {list(x.shape)} do not lie side by side in memory (torch_cuda/aten_operations.py)")
-    if reduced == wide:
-        found = run(None, laid.reshape(-1))
-    elif reduced == wide[len(wide) - len(reduced) :]:
-        found = run(-1, laid.reshape(-1, terms))
-    elif reduced == wide[: len(reduced)]:
-        found = run(0, laid.reshape(terms, -1))
-    else:
-        found = run(1, laid.reshape(math.prod(laid.shape[:first]), terms, -1))
-    found = found.reshape(sizes)
-    return found.transpose(np.argsort(kept)) if kept else found
+    found = found.transpose(np.argsort(kept)) if kept else found
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
+    terms = math.prod(x.shape[axis] for axis in axes)
+    return Answer((found.reshape(shape).astype(call.dtype),), f"{kernel}, {terms} terms", LENGTHS)
 
 
 def _foreach_norm(call: Call) -> Answer:
@@ -456,20 +440,31 @@ def _foreach_norm(call: Call) -> Answer:
     for x in call["self"]:
         order = memory_order(x)
         if order is None:
-            raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (torch_cuda/aten_operations.py)")
+            raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (replay/aten_operations.py)")
         found.append(_evaluate(rows.foreach_norm, x.transpose(order).reshape(-1)))
     return Answer(tuple(found), f"ForeachReduceOp.cu, for each of {len(found)} tensors", SOURCE)
 
 
 def _vector_norm(call: Call) -> Answer:
-    _requires(call, ord=2, dtype=None)
-    return _reduce("norm")(call)
+    return _reduced(call, "norm: Reduce.cuh", _norm_of_order, float(call["ord"]))
+
+
+def _norm_of_order(order: float, x: Any, axes: tuple[int, ...], **options: Any) -> Any:
+    return rows.vector_norm(x, order, axes, **options)
+
+
+def _moment(reduce: Callable[..., Any]) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        correction = 1 if call["correction"] is None else call["correction"]
+        return _reduced(call, "Welford, Reduce.cuh", reduce, has_dtype=False, correction=float(correction))
+
+    return run
 
 
 def _contiguous(call: Call, *operands: np.ndarray) -> None:
     """Raise NotModelled for operands whose rows lie otherwise in memory than the shape says."""
     if not all(is_contiguous(x) for x in operands):
-        raise NotModelled(f"{call.name}: got an operand that is not contiguous; PyTorch may copy it first (torch_cuda/aten_operations.py)")
+        raise NotModelled(f"{call.name}: got an operand that is not contiguous; PyTorch may copy it first (replay/aten_operations.py)")
 
 
 def _softmax(log: bool) -> Callable[[Call], Answer]:
@@ -579,7 +574,7 @@ def _fused_adam(call: Call, decoupled: bool) -> Answer:
     """Compute a step of each parameter. The results are the lists that it writes, in aten's order; gradients stay as they are."""
     _requires(call, grad_scale=None, found_inf=None)
     if isinstance(call["lr"], np.ndarray):
-        raise NotModelled(f"{call.name}: a tensor as learning rate has no rule; a number has one (torch_cuda/aten_operations.py)")
+        raise NotModelled(f"{call.name}: a tensor as learning rate has no rule; a number has one (replay/aten_operations.py)")
     options = {name: call[name] for name in ("lr", "eps", "weight_decay", "maximize")}
     options |= {"betas": (call["beta1"], call["beta2"]), "decoupled": decoupled, "form": "fused"}
     params, states = call["self"], [call[name] for name in ("exp_avgs", "exp_avg_sqs")]
@@ -606,18 +601,25 @@ def _addmm(call: Call) -> Answer:
 
 
 def _baddbmm(call: Call) -> Answer:
-    raise NotModelled("baddbmm: how cuBLAS adds the operand is not known (torch_cuda/aten_operations.py)")
+    _requires(call, beta=1, alpha=1)
+    return _product(call, call["batch1"], call["batch2"], call["self"])
 
 
-def _product(call: Call, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> Answer:
-    from tcemu.operations.products.matmul import matmul
-    if a.dtype == F32:
-        raise NotModelled(f"{call.name}: products wait for torch_cuda/products.py")
-    name = {BF16: "bf16 on H100", F16: "f16 on H100"}[a.dtype]
-    found = np.asarray(matmul(np.ascontiguousarray(a), np.ascontiguousarray(b), recipe=name, dtype=F32))
-    if bias is not None:
-        found = found + bias.astype(F32)
-    return Answer((found.astype(call.dtype),), "wgmma", LENGTHS)
+def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None = None) -> Answer:
+    """Compute a product by the kernel that cuBLAS takes for its shapes, memory orders and addend."""
+    if a.dtype not in FLOATS or not a.dtype == b.dtype == call.dtype or (addend is not None and addend.dtype != a.dtype):
+        raise NotModelled(f"{call.name}: got {a.dtype}, {b.dtype} to {call.dtype}; known are equal float dtypes (replay/torch_products.py)")
+    if addend is not None and addend.ndim != 1:
+        addend = np.ascontiguousarray(np.broadcast_to(addend, (*a.shape[:-1], b.shape[-1])))
+    shape = None if addend is None else addend.shape
+    orders = {"transposed_a": lies_transposed(a), "transposed_b": lies_transposed(b)}
+    choice = torch_products.choose_kernel(
+        torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
+    )
+    operands = (None if x is None else jnp.asarray(np.ascontiguousarray(x)) for x in (a, b, addend))
+    found = np.asarray(torch_products.multiply_as_chosen(choice, *operands))
+    status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
+    return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
 
 # ---- the table
@@ -655,9 +657,12 @@ OPERATIONS: dict[str, Operation] = {
     "addcmul": Operation("self, tensor1, tensor2, value=1", partial(_pointwise, name="addcmul")),
     "addcdiv": Operation("self, tensor1, tensor2, value=1", partial(_pointwise, name="addcdiv")),
     "lerp": Operation("self, end, weight", _lerp),
-    "sum": Operation("self, dim=None, keepdim=False, dtype=None", _with(_reduce("sum"), dtype=None)),
-    "mean": Operation("self, dim=None, keepdim=False, dtype=None", _with(_reduce("mean"), dtype=None)),
+    "sum": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("sum")),
+    "mean": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("mean")),
     "linalg_vector_norm": Operation("self, ord=2, dim=None, keepdim=False, dtype=None", _vector_norm),
+    "prod": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("prod")),
+    "var": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.variance)),
+    "std": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.standard_deviation)),
     "_softmax": Operation("self, dim, half_to_float", _softmax(False)),
     "_log_softmax": Operation("self, dim, half_to_float", _softmax(True)),
     "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(False)),
