@@ -25,6 +25,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.faces.torch.watching import describe_tensor
+from tcemu.operations.functional.torch_cuda.attention import CHOICES, AttentionCall
 from tcemu.uses.replay.aten_operations import (
     EXACT,
     EXACT_RESULT,
@@ -79,6 +80,13 @@ def _empty_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch
     found = func(*given[0], **given[1])
     leaves = list(found) if isinstance(found, list | tuple) else [found]
     return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if _is_tensor(x) else x for x in leaves]
+
+
+def _write_result(out: torch.Tensor, found: torch.Tensor, is_operand: bool) -> torch.Tensor:
+    """Write a result to its place. Where no operand is the place, dtype and shape may be others than a CPU's, as of a norm's moments."""
+    if is_operand or (out.dtype == found.dtype and out.shape == found.shape):
+        return out.copy_(found.reshape(out.shape))
+    return found.reshape(out.shape) if out.numel() == found.numel() else found
 
 
 # ---- the report
@@ -341,13 +349,13 @@ class GpuEmulation:
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
-        for i, (out, found) in enumerate(zip(empty, answer.results, strict=True)):
-            if found is None and not outs:
+        for i, out in enumerate(empty):
+            if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
+                empty[i] = out.zero_() if _is_tensor(out) else out
+            elif (found := answer.results[i]) is not None:
+                empty[i] = _write_result(out, to_tensor(found), bool(outs))
+            elif not outs:
                 empty[i] = None
-            elif found is not None and NUMPY_DTYPES[out.dtype] != found.dtype:  # meta says a CPU's dtype, as for a norm's moments
-                empty[i] = to_tensor(found).reshape(out.shape)
-            elif found is not None:
-                out.copy_(to_tensor(found).reshape(out.shape))
         if not func._schema.returns:
             return answer, None
         if outs:
@@ -519,10 +527,41 @@ def scaled_dot_product_attention(
 
     Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
     """
-    backend = "cudnn"
-    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    backend = _choose_backend(emulation, query, key, value, attn_mask, is_causal)
+    aten = torch.ops.aten
+    if backend == "math":
+        given = {"scale": scale, "enable_gqa": enable_gqa}
+        return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **given)[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, torch.zeros((), dtype=query.dtype), torch.full((), -math.inf, dtype=query.dtype))
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, False, scale=scale
-    )[0]
+    if backend == "cudnn":
+        run = aten._scaled_dot_product_cudnn_attention
+        return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
+    if backend == "efficient":
+        run = aten._scaled_dot_product_efficient_attention
+        return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, scale=scale)[0]
+    size = query.shape[-1]
+    padded = [torch.nn.functional.pad(x, (0, -size % 8)) if size % 8 else x for x in (query, key, value)]
+    scale = size**-0.5 if scale is None else scale
+    return aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
+
+
+def _choose_backend(
+    emulation: GpuEmulation, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> str:
+    """Return the backend that PyTorch takes on the GPU, of those that are switched on."""
+    if query.ndim != 4 or query.dtype not in NUMPY_DTYPES:
+        return "math"
+    call = AttentionCall(
+        tuple(query.shape), tuple(key.shape), value.shape[-1], NUMPY_DTYPES[query.dtype], causal, mask is not None, emulation.gpu
+    )
+    switches = torch.backends.cuda
+    enabled = {
+        "cudnn": switches.cudnn_sdp_enabled(), "flash": switches.flash_sdp_enabled(), "efficient": switches.mem_efficient_sdp_enabled(),
+        "math": switches.math_sdp_enabled(),
+    }  # fmt: skip
+    found = [name for name, conditions in CHOICES.items() if enabled[name] and all(condition.holds(call) for condition in conditions)]
+    if not found:
+        raise RuntimeError(f"scaled_dot_product_attention: no backend that is switched on takes {call}")
+    return found[0]

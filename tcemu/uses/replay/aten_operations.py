@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import embeddings, losses, norms, optimizers, rows, scans, softmax
+from tcemu.operations.functional.torch_cuda import attention, embeddings, losses, norms, optimizers, rows, scans, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 from tcemu.uses.replay import torch_products
@@ -622,6 +622,23 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
 
+# ---- attention
+
+ATTENTION = Evidence(BY_RULE, "H200: equal in the cases of the census and in recorded models (torch_cuda/attention.py)")
+
+
+def _attention(call: Call, backend: str) -> Answer:
+    """Compute a backend's output and logarithms of sums. Its other results are seeds and offsets of random numbers."""
+    _requires(call, dropout_p=0.0)
+    if "return_debug_mask" in call.arguments:
+        _requires(call, return_debug_mask=False)
+    q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
+    out, logarithms = attention.attention(
+        q, k, v, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
+    )
+    return Answer((np.asarray(out), np.asarray(logarithms)), f"{backend} attention, {k.shape[2]} keys", ATTENTION)
+
+
 # ---- the table
 
 FUSED_ADAM = (
@@ -681,6 +698,17 @@ OPERATIONS: dict[str, Operation] = {
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
     ),
     "cumsum": Operation("self, dim, dtype=None", _cumsum),
+    "_scaled_dot_product_cudnn_attention": Operation(
+        "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None",
+        partial(_attention, backend="cudnn"),
+    ),
+    "_scaled_dot_product_flash_attention": Operation(
+        "query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None", partial(_attention, backend="flash")
+    ),
+    "_scaled_dot_product_efficient_attention": Operation(
+        "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None",
+        partial(_attention, backend="efficient"),
+    ),
     "mm": Operation("self, mat2", _mm),
     "bmm": Operation("self, mat2", _mm),
     "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),
