@@ -11,6 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.elementwise import elementwise
+from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
+from tcemu.operations.functional.torch_cuda.foreach import clip_grad_norm, foreach_norm
+from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward, nll_loss, nll_loss_backward
 from tcemu.operations.functional.torch_cuda.norms import (
     group_norm,
     group_norm_backward,
@@ -97,7 +101,68 @@ def axes(operator, options, x):
     return AXES[operator](x, axis[0] if operator.startswith("cum") and axis else axis)
 
 
-GROUPS = {"axes": axes, "whole": axes, "scan": axes, "optimizer": optimizer, "spatial": spatial, "norm": norm, "group": group}
+FOREACH = {
+    "sqrt": lambda a, b, c: elementwise("sqrt", c),
+    "reciprocal": lambda a, b, c: elementwise("reciprocal", c),
+    "add_scalar": lambda a, b, c: elementwise("add", a, 0.3),
+    "mul_scalar": lambda a, b, c: elementwise("mul", a, 0.3),
+    "div_scalar": lambda a, b, c: elementwise("div", a, 0.3),
+    "div_list": lambda a, b, c: elementwise("div", a, c),
+    "mul_list": lambda a, b, c: elementwise("mul", a, b),
+    "sub_list": lambda a, b, c: elementwise("add", a, b, alpha=-0.3),
+    "add_list_a": lambda a, b, c: elementwise("add", a, b, alpha=0.3),
+    "addcdiv": lambda a, b, c: elementwise("addcdiv", a, b, c, value=-0.01),
+    "addcmul": lambda a, b, c: elementwise("addcmul", a, b, c, value=0.1),
+    "lerp": lambda a, b, c: elementwise("lerp", a, b, weight=0.1),
+}
+
+
+def foreach(operator, options, *tensors):
+    count = len(tensors) // 3
+    a, b, c = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+    if operator.startswith("norm"):
+        return foreach_norm(a, {"norm2": 2.0, "norm1": 1.0, "norm_inf": np.inf}[operator])
+    if operator == "clip":
+        total, clipped = clip_grad_norm(b, 1.0)
+        return [total, *clipped]
+    if operator == "maximum":
+        return [np.maximum(x, y) for x, y in zip(a, b, strict=True)]
+    return [FOREACH[operator](*each) for each in zip(a, b, c, strict=True)]
+
+
+def loss(operator, options, x, target, weight, classes):
+    one = np.ones((), x.dtype)
+    if operator.startswith("ce"):
+        smoothing = {"label_smoothing": 0.1} if "smooth" in operator else {}
+        kind = "sum" if operator == "ce_sum" else "mean"
+        found = [cross_entropy(x, classes, reduction=kind, **smoothing)]
+        return [*found, cross_entropy_backward(one, x, classes, **smoothing)] if operator.endswith("bwd") else found
+    if not operator.startswith("nll"):
+        raise NotModelled(f"loss/{operator}: no rule")
+    w = weight if "weight" in operator else None
+    reduction = {"nll_sum": "sum", "nll_none": "none"}.get(operator, "mean")
+    found, total = nll_loss(x, classes, w, reduction, 3 if operator == "nll_ignore" else -100)
+    return [found, nll_loss_backward(one, x, classes, total, w)] if operator.endswith("bwd") else [found]
+
+
+def taken(operator, options, grad, indices, base):
+    if not operator.startswith("embedding"):
+        raise NotModelled(f"taken/{operator}: no rule")
+    return [embedding_backward(grad, indices, len(base), 2 if operator.endswith("padding") else -1)]
+
+
+GROUPS = {
+    "foreach": foreach,
+    "loss": loss,
+    "taken": taken,
+    "axes": axes,
+    "whole": axes,
+    "scan": axes,
+    "optimizer": optimizer,
+    "spatial": spatial,
+    "norm": norm,
+    "group": group,
+}
 
 
 def compute(name: str) -> list:

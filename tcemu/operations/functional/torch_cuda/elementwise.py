@@ -158,6 +158,9 @@ def elementwise(name: str, *operands: ArrayLike, **options: Any) -> Array:
     if name not in OPERATORS and name not in ROUNDED_BETWEEN:
         known = ", ".join((*OPERATORS, *ROUNDED_BETWEEN))
         raise NotModelled(f"{name}: its device function is not known; known are {known} (torch_cuda/elementwise.py, OPERATORS)")
+    if name == "div" and isinstance(operands[1], float | int):  # PyTorch multiplies by the reciprocal, which it rounds to f32 once
+        with np.errstate(divide="ignore", invalid="ignore"):
+            name, operands = "mul", (operands[0], float(np.divide(1.0, operands[1])))
     given = [x if isinstance(x, float | int) else array_codes(jnp.asarray(x)) for x in operands]
     formats = [x[0] for x in given if isinstance(x, tuple)]
     if len(set(formats)) != 1 or formats[0] not in FORMATS:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
@@ -149,7 +149,7 @@ def cross_entropy(
         weight: Weights of the classes, or None.
         reduction: "mean", "sum" or "none".
         ignore_index: A target that does not count.
-        label_smoothing: Share of the uniform distribution; with it, weights and ignored targets have no rule.
+        label_smoothing: Share of the uniform distribution; with it, weights have no rule.
         gpu: As in `rows.reduce`.
 
     Returns:
@@ -168,15 +168,17 @@ def cross_entropy(
     spread = -_values("cross_entropy", reduce("sum", logarithms, -1, gpu=gpu))[1]
     spread = where(jnp.asarray(target) == ignore_index, 0.0, spread)
     if reduction != "none":
-        if reduction == "mean" and not _counts_all(target, ignore_index):
-            raise NotModelled("cross_entropy: got label_smoothing and ignored targets; known is a mean of all (torch_cuda/losses.py)")
-        spread = _values("cross_entropy", reduce(reduction, result_array(spread, fmt), None, gpu=gpu))[1]
+        spread = _values("cross_entropy", reduce("sum", result_array(spread, fmt), None, gpu=gpu))[1]
+    if reduction == "mean":
+        spread = round_value(spread / _count(target, ignore_index, fmt), fmt)
     own, other = 1.0 - label_smoothing, label_smoothing / jnp.shape(x)[-1]
     return result_array(round_value(value * own, fmt) + round_value(spread * other, fmt), fmt)
 
 
-def _counts_all(target: ArrayLike, ignore_index: int) -> bool:
-    return not bool((jnp.asarray(target) == ignore_index).any())
+def _count(target: ArrayLike, ignore_index: int, fmt: Format) -> Value:
+    """Return the number of targets that count, which PyTorch rounds to the dtype."""
+    count = (jnp.asarray(target) != ignore_index).sum().astype(jnp.float32)
+    return round_value(Value(lax.bitcast_convert_type(count, jnp.uint32)), fmt)
 
 
 def cross_entropy_backward(
@@ -216,8 +218,8 @@ def cross_entropy_backward(
     fmt, grads = _values("cross_entropy", grad)
     own = result_array(grads * (1.0 - label_smoothing), fmt)
     spread = round_value(grads * (label_smoothing / jnp.shape(x)[-1]), fmt)
-    if reduction == "mean":  # a quotient by a number is a product with its reciprocal
-        spread = round_value(spread * (1.0 / as_value(float(jnp.shape(target)[0]))), fmt)
+    if reduction == "mean":
+        spread = round_value(spread / _count(target, ignore_index, fmt), fmt)
     _, of_target = _values("cross_entropy", nll_loss_backward(own, logarithms, target, total_weight, None, reduction, ignore_index))
     spread = where((jnp.asarray(target) == ignore_index)[:, None], 0.0, -spread)
     return log_softmax_backward(result_array(of_target + spread, fmt), logarithms, -1)
