@@ -23,9 +23,9 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import attention, embeddings, losses, norms, optimizers, rows, scans, softmax
+from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
-from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
 from tcemu.uses.replay import torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
@@ -435,14 +435,17 @@ def _reduced(call: Call, kernel: str, reduce: Callable[..., Any], *first: Any, h
 
 
 def _foreach_norm(call: Call) -> Answer:
-    _requires(call, ord=2, dtype=None)
-    found = []
-    for x in call["self"]:
-        order = memory_order(x)
-        if order is None:
-            raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (replay/aten_operations.py)")
-        found.append(_evaluate(rows.foreach_norm, x.transpose(order).reshape(-1)))
-    return Answer(tuple(found), f"ForeachReduceOp.cu, for each of {len(found)} tensors", SOURCE)
+    _requires(call, dtype=None)
+    orders = [memory_order(x) for x in call["self"]]
+    if None in orders:
+        raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (replay/aten_operations.py)")
+    flat = [x.transpose(order).reshape(-1) for x, order in zip(call["self"], orders, strict=True)]
+    found = _evaluate(_norms_of_order, float(call["ord"]), *flat)
+    return Answer(tuple(found), f"ForeachReduceOp.cu, for each of {len(found)} tensors", CENSUS)
+
+
+def _norms_of_order(order: float, *tensors: Any) -> Any:
+    return foreach.foreach_norm(tensors, order)
 
 
 def _vector_norm(call: Call) -> Answer:
@@ -611,6 +614,9 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
         raise NotModelled(f"{call.name}: got {a.dtype}, {b.dtype} to {call.dtype}; known are equal float dtypes (replay/torch_products.py)")
     if addend is not None and addend.ndim != 1:
         addend = np.ascontiguousarray(np.broadcast_to(addend, (*a.shape[:-1], b.shape[-1])))
+    if a.shape[-1] == 1 and addend is None:  # an accumulator that begins at +0 takes one product
+        found = _quiet(fma_f32, *np.broadcast_arrays(a.astype(F32), b.astype(F32), F32.type(0)))
+        return Answer((_round(call, found, a.dtype),), "one product", IEEE)
     shape = None if addend is None else addend.shape
     orders = {"transposed_a": lies_transposed(a), "transposed_b": lies_transposed(b)}
     choice = torch_products.choose_kernel(
