@@ -27,6 +27,7 @@ from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adamw_s
 from tcemu.operations.functional.torch_cuda.rows import reduce, standard_deviation, variance
 from tcemu.operations.functional.torch_cuda.scans import cumsum
 from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
+from tcemu.uses.replay.torch_products import matmul
 
 GOLDEN = Path(__file__).parents[2] / "golden/torch_h200.json.xz"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
@@ -124,6 +125,20 @@ def optimize(operator, form, param, grads):
 
 
 LOSS = {"ce": lambda x, y: [cross_entropy(x, y)], "ce_bwd": smoothed}
+def factors(m: int, k: int, n: int, dtype: str) -> tuple[np.ndarray, ...]:
+    """A layer's input [M, K], weight [N, K], bias [N], and the gradient of its result [M, N]."""
+    shapes = {f"x{m}{k}{n}": (m, k), f"w{m}{k}{n}": (n, k), f"b{m}{n}": n, f"g{m}{k}{n}": (m, n)}
+    return tuple(normal(key, shape, dtype, k**-0.5 if key[0] == "w" else 1.0) for key, shape in shapes.items())
+
+
+MATMUL = {
+    "mm": lambda x, w, b, g: matmul(x, w.T),
+    "linear": lambda x, w, b, g: matmul(x, w.T, transposed_b=True),
+    "linear_bias": lambda x, w, b, g: matmul(x, w.T, transposed_b=True, bias=b),
+    "bmm": lambda x, w, b, g: matmul(np.stack([x, -x, x[::-1]]), np.stack([w.T] * 3)),
+    "linear_dw": lambda x, w, b, g: matmul(g.T, x, transposed_a=True),
+    "linear_dx": lambda x, w, b, g: matmul(g, w),
+}
 
 
 def compute(name: str) -> list:
@@ -153,6 +168,8 @@ def compute(name: str) -> list:
         return [optimize(operator, dtype, param, grads)]
     if group == "embedding":
         return [embedding_backward(normal("eb" + dtype, (300, 40), dtype), generator("ei").integers(0, 64, 300), 64)]
+    if group == "matmul":
+        return [MATMUL[operator](*factors(*map(int, rest[0].split("x")), dtype))]
     raise NotModelled(f"{group}/{operator}: no rule")
 
 

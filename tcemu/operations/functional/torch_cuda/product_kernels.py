@@ -1,0 +1,304 @@
+"""The order in which a kernel of a library adds, by its name: rows of patterns, each with its evidence.
+
+PyTorch's products on Hopper are kernels of cuBLAS. A kernel's name and grid, as a profiler shows them, tell the tile, the slices of K
+and the format in which partial sums wait, and so the order. `order_of_kernels` reads them into a `KernelRecipe`.
+
+Source: names and grids of torch 2.11.0 with CUDA 13.0 on an NVIDIA H200, in the profiler's trace, with words of each product
+(tests/gpu_runs/torch_products.py); CUTLASS, cutlass/gemm/kernel/params_universal_base.h (the alignment of slices).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.engine.architectures.lookup import resolve_arithmetic
+from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+
+TARGET = "sm_90a"
+DTYPES: dict[str, Format] = {"bfloat16": BF16, "float16": F16, "float32": F32}
+BYTES = {BF16: 2, F16: 2, F32: 4}
+LAYOUTS = ("rr", "rc", "cr", "cc")
+ADDENDS = (None, "columns", "outputs")
+LINE, VECTOR = 128, 16  # bytes to a multiple of which CUTLASS rounds slices up
+
+
+class Launch(NamedTuple):
+    """A kernel as it was launched."""
+
+    name: str
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+
+
+class TorchProduct(NamedTuple):
+    """A product of PyTorch, as far as the library's choice depends on it."""
+
+    dtype: str  # of the operands and the result: a key of `DTYPES`
+    m: int
+    k: int
+    n: int
+    batch: int = 1
+    layout: str = "rr"  # memory orders of A and B: "r", rows are contiguous, or "c", columns are
+    addend: str | None = None  # "columns": a bias [N]; "outputs": an addend [M, N], as of addmm
+
+    @property
+    def format(self) -> Format:
+        """The format of the operands and the result."""
+        return DTYPES[self.dtype]
+
+    @property
+    def has_contiguous_k(self) -> bool:
+        """True if A or B has neighbours along K next to each other."""
+        return self.layout[0] == "r" or self.layout[1] == "c"
+
+    def __str__(self) -> str:
+        batch = "" if self.batch == 1 else f"{self.batch} times "
+        added = {None: "", "columns": " with a bias", "outputs": " with an addend"}[self.addend]
+        return f"{batch}{self.m} x {self.k} x {self.n} (M x K x N) in {self.dtype}, layout {self.layout!r}{added}"
+
+
+class ProductOrder(NamedTuple):
+    """The order of a product's kernels."""
+
+    recipe: KernelRecipe
+    addend_first: bool  # the addend is a slice before the first one; else the recipe's epilogue adds it
+    kernels: str  # the name of the row
+    evidence: str
+
+
+class SliceOrder(NamedTuple):
+    """The order of one kernel, without the merge of its slices by others."""
+
+    unit: Steps | Lanes
+    slices: Slices
+    output: Format = F32  # in which partial sums are stored for another kernel to add
+
+
+class KernelRow(NamedTuple):
+    """The kernels whose names match a pattern."""
+
+    name: str
+    pattern: re.Pattern[str]
+    order: Callable[[re.Match[str], Launch, TorchProduct], SliceOrder]
+    evidence: str
+
+
+# ---- orders of kernels
+
+
+def tensor_core(call: TorchProduct, *, short: bool = False, residue: int | None = None) -> Steps:
+    """Return the unit of a kernel of tensor cores: instructions of 16 products, or of 8."""
+    fmt, depth = call.format, 8 if short else 16
+    spelling = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{fmt}.{fmt}.f32"
+    return Steps(resolve_arithmetic(spelling, TARGET).op, TARGET, residue=residue)
+
+
+def ceil_div(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def nvjet(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    unit = tensor_core(call)
+    if not match["split"]:
+        return SliceOrder(unit, Slices.single(call.k))
+    tile_n, tile_m, of_n, of_m = (int(match[name]) for name in ("tile_n", "tile_m", "cluster_n", "cluster_m"))
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    tiles = ceil_div(ceil_div(call.n, tile_n), of_n) * of_n * ceil_div(ceil_div(call.m, tile_m), of_m) * of_m
+    if blocks % tiles:
+        raise NotModelled(
+            f"{launch.name}: {blocks} blocks are no multiple of the {tiles} output tiles of {call}, so its slices are not known"
+        )
+    return SliceOrder(unit, Slices.even(call.k, blocks // tiles, NVJET_GRAIN))
+
+
+NVJET_GRAIN = 64
+
+
+def slices_of_grid(launch: Launch, call: TorchProduct) -> int:
+    """Return the number of slices, the grid's third side without the batch."""
+    slices, rest = divmod(launch.grid[2], call.batch)
+    if rest or slices < 1:
+        raise NotModelled(f"{launch.name}: its grid {launch.grid} is no multiple of the batch, so its slices are not known")
+    return slices
+
+
+def cutlass_slices(launch: Launch, call: TorchProduct) -> Slices:
+    count, size = slices_of_grid(launch, call), BYTES[call.format]
+    line = LINE // size
+    return (
+        Slices.even(call.k, count, line if call.has_contiguous_k and call.k % line == 0 else VECTOR // size)
+        if count > 1
+        else Slices.single(call.k)
+    )
+
+
+def cutlass(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    short = match["shape"] == "1688"
+    tile = DEFAULT_TILE if match["tile"] is None else int(match["tile"])
+    output = F32 if match["output"] is None else call.format
+    return SliceOrder(tensor_core(call, short=short, residue=tile), cutlass_slices(launch, call), output)
+
+
+DEFAULT_TILE = 32  # K of a tile where the name has none
+
+
+def simt(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    return SliceOrder(Lanes(), cutlass_slices(launch, call))
+
+
+def xmma_fma(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    count = slices_of_grid(launch, call)
+    return SliceOrder(Lanes(), Slices.interleaved(call.k, count, int(match["tile"])) if count > 1 else Slices.single(call.k))
+
+
+def xmma(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    return SliceOrder(tensor_core(call), Slices.single(call.k))
+
+
+SMALL_N = 512  # elements of K of all slices between two ends of a chain
+
+
+def small_rows(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    count = min(int(match["slices"]), call.k)
+    return SliceOrder(Lanes(chunk=SMALL_N // int(match["slices"])), Slices.even(call.k, count, 1))
+
+
+def small_columns(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    return SliceOrder(Lanes(int(match["lanes"]), chunk=16, join="ascending"), Slices.single(call.k))
+
+
+def check_whole_k(launch: Launch, call: TorchProduct) -> None:
+    """Raises NotModelled for a product with a vector whose kernel cuts K: its grid's third side is more than the batch."""
+    if launch.grid[2] != call.batch:
+        raise NotModelled(
+            f"{launch.name[:80]}: the order of a kernel for vectors that cuts K is not known; a probe of its sums would teach it"
+        )
+
+
+def vector_by_columns(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    check_whole_k(launch, call)
+    return SliceOrder(Lanes(16, chunk=8 * int(match["unrolled"]), join="ascending"), Slices.single(call.k))
+
+
+def vector_chain(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    return SliceOrder(Lanes(), Slices.single(call.k))
+
+
+def vector_warps(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    lanes = int(match["lanes"])
+    if lanes < 32 and call.k > 4 * lanes:
+        raise NotModelled(
+            f"{launch.name[:80]}: the order of more than {4 * lanes} elements is not known; a probe of its sums would teach it"
+        )
+    return SliceOrder(Lanes(lanes, 4), Slices.single(call.k))
+
+
+LONGEST_VECTOR, LONGEST_DOT = 64, 16  # elements that a lane of gemvx takes at once, for rows and for columns of B
+
+
+def vector_lanes(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    check_whole_k(launch, call)
+    lanes = launch.block[match["transposed"] != "true"]
+    vector = ceil_div(call.k, lanes)
+    if match["transposed"] == "true":
+        vector = vector if match["short"] == "true" or vector <= LONGEST_DOT else 1
+    elif launch.block[0] < 32:
+        raise NotModelled(f"{launch.name[:80]}: a block of {launch.block} took K in two ways, and nothing in the name tells which")
+    return SliceOrder(Lanes(lanes, min(LONGEST_VECTOR, vector)), Slices.single(call.k))
+
+
+def _row(name: str, pattern: str, order: Callable[[re.Match[str], Launch, TorchProduct], SliceOrder], evidence: str) -> KernelRow:
+    return KernelRow(name, re.compile(pattern), order, evidence)
+
+
+KERNELS = (
+    _row(
+        "nvjet",
+        r"nvjet_sm90_[a-z]{3}_(?P<tile_n>\d+)x(?P<tile_m>\d+)_64x\d+_(?P<cluster_n>\d)x(?P<cluster_m>\d)_[vh]_(?P<add>bz|bx|badd)"
+        r"(_coop[AB])?(?P<split>_splitK)?(_bias)?_[NT]{3}$",
+        nvjet, "",
+    ),
+    _row(
+        "CUTLASS",
+        r"cutlass_\d+_(wmma_)?tensorop_((?P<output>bf16|f16)_)?s(?P<shape>1688|16816|161616)gemm_(bf16|f16)_\d+x\d+(_(?P<tile>\d+)x\d+)?_",
+        cutlass, "",
+    ),
+    _row("CUTLASS f32", r"cutlass_80_simt_sgemm_", simt, ""),
+    _row("XMMA f32", r"sm80_xmma_gemm_f32f32_f32f32_f32_.*tilesize\d+x\d+x(?P<tile>\d+)_.*_ffma_.*_execute_kernel", xmma_fma, ""),
+    _row("XMMA", r"sm90_xmma_gemm_(bf16bf16_bf16|f16f16_f16)f32_f32_.*_execute_segment_k_off_kernel", xmma, ""),
+    _row("gemmSN_NN", r"gemmSN_NN_kernel<float, \d+, (?P<slices>\d+), ", small_rows, ""),
+    _row("gemmSN_TN", r"gemmSN_TN_kernel<float, 128, (?P<lanes>16), ", small_columns, ""),
+    _row("gemv2T", r"gemv2T_kernel_val<.*?, 128, 16, (?P<unrolled>\d+), (?P=unrolled), ", vector_by_columns, ""),
+    _row("gemv2N", r"gemv2N_kernel<", vector_chain, ""),
+    _row("gemvNSP", r"gemvNSP_kernel<float, float, float, float, 1, (?P<lanes>\d+), 4, ", vector_warps, ""),
+    _row("gemvx", r"gemvx::kernel<int, int, (\w+, ){4}(?P<short>true|false), true, (?P<transposed>true|false), false, ", vector_lanes, ""),
+)  # fmt: skip
+REDUCTION = r"splitKreduce_kernel<([^,]*, ){8}(?P<total>[^,]*), "  # `total`: the type to which the total is rounded before a bias
+IN_KERNEL, CLEARED = r"_execute_split_k_kernel", r"memset|Memset"
+BESIDE = r"memcpy|Memcpy|at::native::|cublasLt::epilogue::"  # copies, and additions in kernels of their own
+
+
+# ---- from launches to the order
+
+
+def order_of_kernels(launches: Sequence[Launch], call: TorchProduct) -> ProductOrder:
+    """Return the order in which recorded kernels add a product.
+
+    Args:
+        launches: The kernels of the product as a profiler lists them, in order, with their grids. "gpu_memset" is the clearing of counters.
+        call: The product.
+
+    Returns:
+        The order.
+
+    Raises:
+        NotModelled: No row knows a kernel, or the name and the grid do not determine the order.
+        Unsupported: The product has another dtype or layout.
+    """
+    check_product(call)
+    names = [launch.name for launch in launches]
+    main = [launch for launch in launches if not re.search("|".join((REDUCTION, IN_KERNEL, CLEARED, BESIDE)), launch.name)]
+    if len(main) != 1:
+        raise NotModelled(f"{call}: expected one kernel of a product, got {[launch.name[:60] for launch in main]}")
+    (launch,) = main
+    found = [(row, match) for row in KERNELS if (match := row.pattern.search(launch.name))]
+    if not found:
+        raise NotModelled(
+            f"{call}: no row of KERNELS knows the order of {launch.name[:100]}; tcemu.replay.fingerprint finds it where that GPU is"
+        )
+    ((row, match),) = found
+    order = row.order(match, launch, call)
+    reduced, cleared = (any(re.search(pattern, name) for name in names) for pattern in (REDUCTION, CLEARED))
+    split = order.slices.dealt is not None or len(order.slices.edges) > 2
+    merge = Merge()
+    if reduced:
+        merge = Merge() if order.output == F32 else Merge(partial=order.output, start="zero")
+    elif split and cleared and row.order is xmma_fma and order.slices.dealt is not None and order.slices.dealt[0] > 2:
+        raise NotModelled(
+            f"{call}: {launch.name[:100]} adds its {order.slices.dealt[0]} slices in the order in which they arrive: the order is open"
+        )
+    elif split and cleared and call.format != F32 and row.order is cutlass:
+        merge = Merge(partial=call.format, serial=True)
+    addend_first = call.addend is not None and split and cleared and not reduced and row.order in (simt, cutlass)
+    reductions = [found for name in names if (found := re.search(REDUCTION, name))]
+    rounded_before = call.addend == "columns" and any(found["total"] != "float" for found in reductions)
+    rounded_before |= row.order is nvjet and match["add"] == "badd"
+    epilogue = Epilogue(between=call.format if rounded_before and call.addend is not None else None)
+    bias = None if call.addend is None or addend_first else f"{call.format} {call.addend}"
+    conditions = Conditions(call.m, call.n, library="torch", layout=call.layout, bias=bias, evidence=row.evidence)
+    factors = F32 if isinstance(order.unit, Lanes) else call.format
+    recipe = KernelRecipe(factors, factors, call.format, order.unit, order.slices, merge, epilogue, conditions)
+    return ProductOrder(recipe, addend_first, row.name, row.evidence)
+
+
+def check_product(call: TorchProduct) -> None:
+    """Raises Unsupported for a product of another dtype or layout, ValueError for a size below 1."""
+    for name, value, expected in (("dtype", call.dtype, tuple(DTYPES)), ("layout", call.layout, LAYOUTS), ("addend", call.addend, ADDENDS)):
+        if value not in expected:
+            raise Unsupported(f"{name}={value!r}: expected one of {', '.join(map(str, expected))}")
+    if min(call.m, call.k, call.n, call.batch) < 1:
+        raise ValueError(f"{call}: expected sizes of 1 or more")

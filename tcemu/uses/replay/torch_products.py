@@ -1,0 +1,417 @@
+"""Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
+
+`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, or from rules. Rules: nvjet's thresholds
+(`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel that cuBLASLt
+proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
+`benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and says what a recording would teach.
+
+Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,
+torch_proposals.py); the workspace of cuBLASLt in PyTorch, at::cuda::getCUDABlasLtWorkspaceSize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.saved_files import check_saved, decompress_json
+from tcemu.engine.formats.number_formats import F32
+from tcemu.operations.functional.torch_cuda.product_kernels import (
+    BYTES,
+    LAYOUTS,
+    NVJET_GRAIN,
+    Launch,
+    SliceOrder,
+    TorchProduct,
+    ceil_div,
+    check_product,
+    tensor_core,
+)
+from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
+from tcemu.operations.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
+from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+from tcemu.uses.replay.kernel_choices import STAGE_TILES
+from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
+from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
+
+RULES_FILE = Path(__file__).parent / "torch_product_rules.json.xz"
+RULES_KIND, RULES_VERSION = "tcemu torch product rules", 1
+RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
+LIBRARIES = ("torch 2.11",)
+GPUS = ("H100", "H200")
+SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+LT_WORKSPACE = 1 << 20  # bytes that PyTorch gives cuBLASLt, which computes products with a bias; cuBLAS gets 32 MiB
+ALIGNMENT = 8  # elements of 16 bits in 16 bytes
+TILES = (
+    (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 32), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128),
+)  # fmt: skip
+LEAF_SIZES = (20, 60, 200)  # proposals in a leaf from which it counts as another rule
+MEASURED, RULE, RECORDED = "measured", "by rule", "recorded kernels"
+
+
+class ProductChoice(NamedTuple):
+    """The order that a product of PyTorch gets, and how that is known."""
+
+    product: TorchProduct
+    recipe: KernelRecipe
+    addend_first: bool  # the addend is a slice before the first one; else the recipe's epilogue adds it
+    kernels: str  # the kind of kernel
+    source: str  # "measured", "by rule" or "recorded kernels"
+    evidence: str
+    probability: float | None = None  # of a rule
+
+    def __str__(self) -> str:
+        share = "" if self.probability is None else f", probability {self.probability:.4f}"
+        return f"{self.product}: {self.kernels}, {self.recipe.slices}; {self.source}{share}: {self.evidence}"
+
+
+# ---- the rules that are shipped
+
+
+class FormTree(NamedTuple):
+    """A decision tree from a shape to the order of a kernel.
+
+    A node is [feature, threshold, node if below or equal, node if above], a leaf [index of an order, number of proposals] or [].
+    """
+
+    orders: list[list[Any]]
+    root: list
+
+    def find(self, features: dict[str, int]) -> tuple[list[Any], int] | None:
+        """Return the order in the leaf of a shape and its number of proposals; None where proposals differ."""
+        node = self.root
+        while len(node) == 4:
+            node = node[2] if features[node[0]] <= node[1] else node[3]
+        return (self.orders[node[0]], node[1]) if node else None
+
+
+class ProductRules(NamedTuple):
+    """The contents of `torch_product_rules.json.xz`."""
+
+    gpu: str
+    sm_count: int
+    forms: dict[str, FormTree]  # by `form_name`
+    counts: dict[str, RuleCount]  # by form, kind of order and size of the leaf, on shapes that no tree was fitted on
+
+
+@lru_cache(maxsize=1)
+def product_rules() -> ProductRules:
+    """Read the rules of this package."""
+    data = check_saved("rules", decompress_json(RULES_FILE.read_bytes()), RULES_KIND, RULES_VERSION, RULES_FIELDS)
+    forms = {name: FormTree(*tree) for name, tree in data["forms"].items()}
+    return ProductRules(data["gpu"], data["sm_count"], forms, {name: RuleCount(*count) for name, count in data["counts"].items()})
+
+
+def form_name(call: TorchProduct) -> str:
+    """Return the name of a product's tree."""
+    return f"{SHORT[call.dtype]}-{call.layout}{'-bias' if call.addend == 'columns' else ''}{'-batch' if call.batch > 1 else ''}"
+
+
+def product_features(call: TorchProduct, sm_count: int) -> dict[str, int]:
+    """Return what the nodes of a tree compare, in integers."""
+    m, k, n, batch = call.m, call.k, call.n, call.batch
+    features = {
+        "M": m, "N": n, "K": k, "batch": batch, "M*N": m * n, "batch*M*N": batch * m * n, "M*N*K": m * n * k, "K // 32": k // 32,
+        "K // 64": k // 64, "1024*K*K // (M*N)": 1024 * k * k // (m * n), "1024*M // N": 1024 * m // n, "alignment of N": n & -n,
+        "alignment of K": k & -k, "alignment of M": m & -m,
+    }  # fmt: skip
+    for rows, columns in TILES:
+        tiles, name = ceil_div(m, rows) * ceil_div(n, columns) * batch, f"tiles of {rows} x {columns}"
+        features |= {name: tiles} | {f"{'' if f == 1 else f'{f} '}SMs // {name}": f * sm_count // tiles for f in (1, 2, 3)}
+    return features
+
+
+def leaf_rule(form: str, kind: str, proposals: int) -> str:
+    """Return the name under which a leaf's predictions are counted."""
+    return f"{form}: {kind}, {max(size for size in LEAF_SIZES if size <= proposals)} proposals or more"
+
+
+# ---- orders by their short names in a tree
+
+OPEN = "open"
+KINDS = {
+    "fma": "a chain of f32 fma", "fma cut": "CUTLASS f32", "deal": "XMMA f32", "sn t": "gemmSN_TN", "sn n": "gemmSN_NN",
+    "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
+}  # fmt: skip
+IN_PLACE, OUTPUT_TYPE = 1, 4  # cublasLtReductionScheme_t
+
+
+class NamedOrder(NamedTuple):
+    """The order of a leaf, for one K."""
+
+    slices: SliceOrder
+    merge: Merge = Merge()
+    addend_first: bool = False
+
+
+def cut_evenly(k: int, length: int) -> Slices:
+    return Slices.from_edges((*range(0, k, length), k)) if length < k else Slices.single(k)
+
+
+def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
+    """Return the order that a leaf names. Raises NotModelled where the GPU itself leaves it open."""
+    kind, *numbers = order
+    k, single = call.k, Slices.single(call.k)
+    if kind == "fma":
+        return NamedOrder(SliceOrder(Lanes(), single))
+    if kind == "fma cut":  # the length of a slice, and 1 where the running sum is stored in place
+        return NamedOrder(SliceOrder(Lanes(), cut_evenly(k, numbers[0])), addend_first=len(numbers) > 1 and call.addend is not None)
+    if kind == "deal":
+        return NamedOrder(SliceOrder(Lanes(), Slices.interleaved(k, numbers[0], 8)))
+    if kind == "sn t":
+        return NamedOrder(SliceOrder(Lanes(16, chunk=16, join="ascending"), single))
+    if kind == "sn n":
+        return NamedOrder(SliceOrder(Lanes(chunk=512 // numbers[0]), Slices.even(k, min(k, numbers[0]), 1)))
+    if kind == "nvjet":
+        return NamedOrder(SliceOrder(tensor_core(call), single))
+    if kind == "nvjet cut":
+        return NamedOrder(SliceOrder(tensor_core(call), Slices.even(k, numbers[0], NVJET_GRAIN)))
+    if kind == OPEN:
+        raise NotModelled(f"{call}: the kernel adds its slices in the order in which they arrive: the order is open")
+    stages = numbers[1]  # after the algorithm
+    unit = tensor_core(call, short=stages == 0, residue=STAGE_TILES.get(stages, 32))
+    if kind == "tc":
+        return NamedOrder(SliceOrder(unit, single))
+    length, scheme = numbers[2:]
+    merge = Merge(partial=call.format, start="zero") if scheme == OUTPUT_TYPE else Merge()
+    merge = Merge(partial=call.format, serial=True) if scheme == IN_PLACE else merge
+    slices = SliceOrder(unit, cut_evenly(k, length), call.format if scheme == OUTPUT_TYPE else F32)
+    return NamedOrder(slices, merge, addend_first=scheme == IN_PLACE and call.addend is not None)
+
+
+# ---- the choice
+
+
+def choose_kernel(
+    call: TorchProduct,
+    *,
+    gpu: str = "H200",
+    library: str = "torch 2.11",
+    launches: Sequence[Launch] | None = None,
+    min_probability: float = MIN_PROBABILITY,
+) -> ProductChoice:
+    """Return the order that a product of PyTorch gets on a GPU, with how that is known.
+
+    Args:
+        call: The product.
+        gpu: "H200" or "H100". Trees were fitted on an H200's proposals; an H100 has as many multiprocessors, and its evidence says so.
+        library: "torch 2.11".
+        launches: The product's kernels with their grids, as a profiler recorded them. They determine the order, whatever the rules say.
+        min_probability: Rules that were right less often are not used.
+
+    Returns:
+        The choice.
+
+    Raises:
+        NotModelled: The order is not known, or the GPU leaves it open.
+        Unsupported: Another dtype, memory order, GPU or library.
+    """
+    check_product(call)
+    for name, value, expected in (("gpu", gpu, GPUS), ("library", library, LIBRARIES)):
+        if value not in expected:
+            raise Unsupported(f"{name}={value!r}: products of PyTorch were observed with {name} one of {', '.join(expected)}")
+    if launches is not None:
+        found = order_of_kernels(launches, call)
+        return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, found.evidence)
+    measured = measured_choice(call, gpu)
+    if measured is not None:
+        return measured
+    ruled = nvjet_choice(call, gpu) or tree_choice(call, gpu)
+    teach = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
+    if ruled is None:
+        raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {teach}")
+    if ruled.probability is not None and ruled.probability < min_probability:
+        raise NotModelled(
+            f"{call}: {ruled.kernels}, {ruled.recipe.slices}, has a probability of {ruled.probability:.3f} only, and min_probability is "
+            f"{min_probability}; {teach}"
+        )
+    return ruled
+
+
+def measured_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a shape whose order was found on the GPU by probes; None for others."""
+    if call.layout != "rr" or call.batch > 1 or call.addend is not None:
+        return None
+    profile = find_profile(list_profiles(), "torch-" + SHORT[call.dtype], None, gpu if call.dtype != "float32" else "H200")
+    shape = call.m, call.n, call.k
+    if gpu not in profile.gpu or shape not in profile.shapes:
+        return None
+    recipe = profile.kernel_recipe(shape)
+    return ProductChoice(call, recipe, False, "as measured", MEASURED, recipe.conditions.evidence)
+
+
+def is_aligned(call: TorchProduct) -> bool:
+    """True if cuBLAS takes nvjet: 16-bit operands whose rows, or columns where these are contiguous, are multiples of 16 bytes."""
+    lines = call.n, call.k if call.layout[0] == "r" else call.m, call.n if call.layout[1] == "r" else call.k
+    return BYTES[call.format] == 2 and not any(length % ALIGNMENT for length in lines)
+
+
+NVJET_BATCH = RuleCount(1218, 1218)  # batches of aligned products in both runs of torch_products.py: none was cut
+
+
+def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of an aligned product of 16 bits by nvjet's thresholds; None where these do not tell."""
+    if not is_aligned(call):
+        return None
+    rules = shipped_rules()
+    if call.batch > 1:
+        return _ruled(
+            call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", "nvjet cuts no batch", NVJET_BATCH, gpu
+        )
+    whole = ceil_div(call.k, ALIGNMENT) * ALIGNMENT
+    found = predict_nvjet(rules.nvjet, NVJET_GRAIN, (call.m, call.n, whole), product_rules().sm_count)
+    if found is None or found.rule == BETWEEN:
+        return None
+    count = max(1, len(found.order.slices.edges) - 1)
+    if call.addend == "columns" and count * call.m * call.n * 4 > LT_WORKSPACE and count > 1:
+        return None
+    dropped = found.order.slices.dropped
+    slices = Slices.even(call.k, count, NVJET_GRAIN, dropped=dropped) if count > 1 else Slices.single(call.k)
+    return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), slices)), "nvjet", found.why, rules.counts[found.rule], gpu)
+
+
+def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a product by the tree of its form; None where it has no leaf."""
+    rules, form = product_rules(), form_name(call)
+    if form not in rules.forms or min(call.m, call.n) < 2 or call.k < 2:
+        return None
+    found = rules.forms[form].find(product_features(call, rules.sm_count))
+    if found is None:
+        return None
+    order, proposals = found
+    count = rules.counts.get(leaf_rule(form, order[0], proposals), RuleCount(0, 0))
+    why = f"cuBLASLt proposed this order for all {proposals} shapes of a leaf of the tree {form!r}"
+    return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu)
+
+
+def _ruled(call: TorchProduct, order: NamedOrder, kernels: str, why: str, count: RuleCount, gpu: str) -> ProductChoice:
+    """Return the choice of a rule."""
+    split = order.slices.slices.dealt is not None or len(order.slices.slices.edges) > 2
+    # nvjet adds an addend [M, N] to the rounded total, and a split sum in the result's format is rounded before a bias
+    before = call.addend == "outputs" and kernels == "nvjet" and not split
+    before |= call.addend == "columns" and kernels == "CUTLASS" and split and not order.addend_first
+    bias = None if call.addend is None or order.addend_first else f"{call.format} {call.addend}"
+    where = "" if gpu in product_rules().gpu else f"; found on an {product_rules().gpu}, assumed for an {gpu}"
+    evidence = f"{why}; right for {count.right:,} of {count.asked:,} shapes that it was tried on{where}"
+    conditions = Conditions(
+        call.m, call.n, library="torch", gpu=gpu, layout=call.layout, bias=bias, evidence=evidence, probability=count.probability
+    )
+    factors = F32 if isinstance(order.slices.unit, Lanes) else call.format
+    epilogue = Epilogue(between=call.format if before else None)
+    recipe = KernelRecipe(factors, factors, call.format, order.slices.unit, order.slices.slices, order.merge, epilogue, conditions)
+    return ProductChoice(call, recipe, order.addend_first, kernels, RULE, evidence, count.probability)
+
+
+# ---- the product
+
+
+def torch_product(
+    a_shape: Sequence[int], b_shape: Sequence[int], dtype: Any, *, transposed_a: bool = False, transposed_b: bool = False,
+    addend_shape: Sequence[int] | None = None,
+) -> TorchProduct:  # fmt: skip
+    """Return the product of PyTorch that a call is.
+
+    Args:
+        a_shape: Logical shape of A, [..., M, K].
+        b_shape: Logical shape of B, [K, N], or [..., K, N] with the same leading axes as A.
+        dtype: Of both.
+        transposed_a: A lies in memory as [..., K, M].
+        transposed_b: B lies in memory as [..., N, K], as the weight of `torch.nn.Linear` does.
+        addend_shape: [N] of a bias, or [..., M, N] of an addend; None: there is none.
+
+    Returns:
+        The product. Leading axes of A are rows where B has none, as in `torch.nn.functional.linear`, and a batch where it has.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    a, b = tuple(a_shape), tuple(b_shape)
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
+        raise ValueError(f"shapes {list(a)} and {list(b)}: expected [..., M, K] and [K, N], or [..., M, K] and [..., K, N]")
+    leading = int(np.prod(a[:-2], dtype=np.int64))
+    m, batch = (a[-2], leading) if len(b) > 2 else (a[-2] * leading, 1)
+    layout = ("c" if transposed_a else "r") + ("c" if transposed_b else "r")
+    addend = None if addend_shape is None else "columns" if len(tuple(addend_shape)) == 1 else "outputs"
+    return TorchProduct(jnp.dtype(dtype).name, m, a[-1], b[-1], batch, layout, addend)
+
+
+def matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    transposed_a: bool = False,
+    transposed_b: bool = False,
+    bias: ArrayLike | None = None,
+    gpu: str = "H200",
+    library: str = "torch 2.11",
+    launches: Sequence[Launch] | None = None,
+    min_probability: float = MIN_PROBABILITY,
+) -> Array:
+    """Compute a product as PyTorch computes it on a GPU, to the last bit: `mm`, `linear`, `addmm`, `bmm`, `baddbmm`.
+
+    Args:
+        a: Logical [..., M, K].
+        b: Logical [K, N], of the same dtype: the leading axes of A are then rows; or [..., K, N], a batch.
+        transposed_a: A lies in memory as [..., K, M], as in a weight gradient `g.t() @ x`.
+        transposed_b: B lies in memory as [..., N, K], as the weight of `torch.nn.Linear` does.
+        bias: [N] of a linear layer or `addmm`, or [..., M, N] of `addmm` and `baddbmm`.
+        gpu: As in `choose_kernel`.
+        library: As in `choose_kernel`.
+        launches: As in `choose_kernel`.
+        min_probability: As in `choose_kernel`.
+
+    Returns:
+        The product, in the operands' dtype.
+
+    Raises:
+        NotModelled, Unsupported: As in `choose_kernel`.
+        ValueError: The shapes or dtypes do not fit.
+    """
+    a, b, bias = (None if x is None else jnp.asarray(x) for x in (a, b, bias))
+    if not a.dtype == b.dtype or (bias is not None and bias.dtype != a.dtype):
+        raise ValueError(f"dtypes {a.dtype}, {b.dtype}{'' if bias is None else f', {bias.dtype}'}: expected one")
+    shape = None if bias is None else bias.shape
+    call = torch_product(a.shape, b.shape, a.dtype, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
+    choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
+    return multiply_as_chosen(choice, a, b, bias)
+
+
+def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | None = None) -> Array:
+    """Compute the product of a choice. The arrays are those of `matmul`."""
+    outputs = (*a.shape[:-1], b.shape[-1])
+    if b.ndim == 2:
+        a = a.reshape(-1, a.shape[-1])
+        bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
+    recipe = choice.recipe
+    if choice.addend_first and bias is not None:
+        a, b, recipe = _with_addend_slice(choice, a, b, bias)
+        bias = None
+    if choice.product.addend == "columns" and bias is not None:
+        bias = bias.reshape(-1)
+    return matmul_with_kernel(recipe, KernelOperands(a, b, bias, None, None), a.dtype).reshape(outputs)
+
+
+def _with_addend_slice(choice: ProductChoice, a: Array, b: Array, bias: Array) -> tuple[Array, Array, KernelRecipe]:
+    """Return operands with a slice before the first whose sum is the bias: ones in A, the bias and zeros in B."""
+    if choice.product.addend != "columns":
+        raise NotModelled(f"{choice.product}: an addend [M, N] that is added before the first slice is not computed here")
+    recipe, unit = choice.recipe, choice.recipe.unit
+    length = unit.op.k if isinstance(unit, Steps) else 1
+    ones = jnp.zeros((*a.shape[:-1], length), a.dtype).at[..., 0].set(1)
+    rows = jnp.zeros((*b.shape[:-2], length, b.shape[-1]), b.dtype).at[..., 0, :].set(bias)
+    edges = (0, *(length + edge for edge in recipe.slices.edges))
+    augmented = recipe.replace(slices=Slices.from_edges(edges))
+    return jnp.concatenate([ones, a], -1), jnp.concatenate([rows, b], -2), augmented
+
+
+__all__ = [
+    "LAYOUTS", "Launch", "ProductChoice", "TorchProduct", "choose_kernel", "matmul", "multiply_as_chosen", "order_of_kernels", "torch_product",
+]  # fmt: skip

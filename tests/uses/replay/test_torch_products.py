@@ -1,0 +1,200 @@
+"""Products of PyTorch: the order read from recorded kernels gives the H200's words, and rules choose the kernels that it launched.
+
+`torch_products_h200.json.xz` has the kernels of 5,904 products on an H200, and some words of 67 (tests/gpu_runs/torch_products.py, seed 1).
+The rows of kernels were found on another run; the trees were fitted on what cuBLASLt proposed for other shapes.
+"""
+
+import json
+import lzma
+import zlib
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct, order_of_kernels
+from tcemu.uses.replay.torch_products import (
+    FormTree,
+    choose_kernel,
+    form_name,
+    matmul,
+    multiply_as_chosen,
+    product_features,
+    product_rules,
+    torch_product,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden/torch_products_h200.json.xz"
+DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+LAYOUTS = {
+    "mm": "rr", "linear": "rc", "linear_bias": "rc", "dw": "cr", "bmm": "rr", "bmm_t": "rc", "addmm": "rr", "addmm2": "rr", "baddbmm": "rr",
+}  # fmt: skip
+ADDENDS = {"linear_bias": "columns", "addmm": "columns", "addmm2": "outputs", "baddbmm": "outputs"}
+
+
+@cache
+def recorded():
+    return json.loads(lzma.decompress(GOLDEN.read_bytes()))
+
+
+def product_of(name):
+    kind, dtype, sizes = name.split("|")
+    m, k, n = map(int, sizes.split("x"))
+    return TorchProduct(np.dtype(DTYPES[dtype]).name, m, k, n, recorded()["cases"][name][0], LAYOUTS[kind], ADDENDS.get(kind))
+
+
+def launches_of(name):
+    return [Launch(recorded()["kernels"][number], tuple(grid), tuple(block)) for number, grid, block in recorded()["cases"][name][1]]
+
+
+def draw(which, name, shape):
+    key = which + name.split("|")[2]
+    return np.random.Generator(np.random.PCG64(zlib.crc32(key.encode()))).standard_normal(shape, np.float32)
+
+
+def sampled_operands(name, places):
+    """Rows of A, columns of B and of the addend such that outputs [i, i] are those at these places of the flattened result."""
+    call, dtype = product_of(name), DTYPES[name.split("|")[1]]
+    batch, rest = np.divmod(np.array(places), call.m * call.n)
+    rows, columns = np.divmod(rest, call.n)
+    a = draw("a", name, (call.m, call.k)).astype(dtype)
+    b = (draw("b", name, (call.k, call.n)) * np.float32(call.k**-0.5)).astype(dtype)
+    picked = np.where((batch % 3 == 2)[:, None], a[call.m - 1 - rows], np.where((batch % 3 == 1)[:, None], -a[rows], a[rows]))
+    addend = None
+    if call.addend == "columns":
+        addend = draw("c", name, call.n).astype(dtype)[columns]
+    elif call.addend == "outputs":
+        addend = np.broadcast_to(draw("d", name, (call.m, call.n)).astype(dtype)[rows, columns], (len(places), len(places)))
+    return picked, b[:, columns], addend
+
+
+def words_of(name):
+    """The words that tcemu gives at the recorded places, and the H200's."""
+    places, words = recorded()["words"][name]
+    call = product_of(name)
+    choice = choose_kernel(call, launches=launches_of(name))
+    a, b, addend = (None if x is None else jnp.asarray(x) for x in sampled_operands(name, places))
+    y = np.asarray(multiply_as_chosen(choice._replace(recipe=choice.recipe.without_shape()), a, b, addend))
+    size = y.dtype.itemsize
+    return np.diagonal(y).copy().view(f"i{size}").tolist(), words
+
+
+USUAL = ("CUTLASS", "gemmSN_NN", "XMMA f32", "nvjet", "CUTLASS f32")
+
+
+def is_usual(name, seen=Counter()):  # noqa: B006
+    kernels = order_of_kernels(launches_of(name), product_of(name))
+    seen[kernels.kernels] += 1
+    return kernels.kernels in USUAL and seen[kernels.kernels] == 1 or kernels.addend_first
+
+
+@pytest.mark.parametrize("name", [n if is_usual(n) else pytest.param(n, marks=pytest.mark.full) for n in recorded()["words"]])
+def test_recorded_kernels_give_the_words_of_an_h200(name):
+    ours, theirs = words_of(name)
+    assert ours == theirs
+
+
+def is_same(choice, order):
+    return choice.recipe.replace(conditions=order.recipe.conditions).has_order(order.recipe) and choice.addend_first == order.addend_first
+
+
+def same_order(choice, order):
+    """True if both have one order, whatever instruction of 16 products a recipe names."""
+    mine, other = choice.recipe, order.recipe
+    parts = lambda recipe: (recipe.slices.edges, recipe.slices.dealt, recipe.merge if len(recipe.slices.edges) != 2 else None, recipe.epilogue)
+    units = [recipe.unit if not hasattr(recipe.unit, "op") else (recipe.unit.op.k, recipe.unit.residue) for recipe in (mine, other)]
+    return parts(mine) == parts(other) and units[0] == units[1] and choice.addend_first == order.addend_first
+
+
+@cache
+def judged():
+    """Of the recorded products whose kernels have a row: how many rules chose, and which wrongly, by dtype."""
+    counts, wrong = Counter(), []
+    for name in recorded()["cases"]:
+        call = product_of(name)
+        try:
+            order = order_of_kernels(launches_of(name), call)
+        except NotModelled:
+            continue
+        dtype = name.split("|")[1]
+        counts[dtype, "known"] += 1
+        try:
+            choice = choose_kernel(call)
+        except NotModelled:
+            continue
+        counts[dtype, "chosen"] += 1
+        if choice.source == "by rule" and not same_order(choice, order):
+            wrong.append(name)
+    return counts, wrong
+
+
+def test_rules_choose_the_order_of_the_kernels_that_were_launched():
+    counts, wrong = judged()
+    chosen = {dtype: counts[dtype, "chosen"] / counts[dtype, "known"] for dtype in DTYPES}
+    assert len(wrong) <= 0.01 * sum(counts[dtype, "chosen"] for dtype in DTYPES), wrong
+    assert chosen["bf16"] > 0.75 and chosen["f16"] > 0.75 and chosen["f32"] > 0.5, counts
+
+
+def test_every_prediction_says_its_evidence():
+    choice = choose_kernel(TorchProduct("bfloat16", 16, 256, 256, layout="rc", addend="columns"))
+    assert choice.source == "by rule" and choice.probability > 0.99 and choice.recipe.conditions.probability == choice.probability
+    assert "right for" in choice.evidence and "K = 256 in one slice" in str(choice)
+    assert "assumed for an H100" in choose_kernel(TorchProduct("float32", 16, 64, 64, 8), gpu="H100").evidence
+    measured = choose_kernel(TorchProduct("float16", 64, 8192, 64))
+    assert measured.source == "measured" and "0 different" in measured.evidence
+
+
+def test_the_two_axes_of_a_layer_are_rows():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 64)), jnp.bfloat16)
+    w = jnp.asarray(np.random.default_rng(1).standard_normal((64, 32)), jnp.bfloat16)
+    bias = jnp.arange(32, dtype=jnp.bfloat16)
+    y = matmul(x, w, transposed_b=True, bias=bias)
+    assert y.shape == (2, 3, 32) and y.dtype == jnp.bfloat16
+    assert (y.reshape(6, 32) == matmul(x.reshape(6, 64), w, transposed_b=True, bias=bias)).all()
+    assert torch_product((2, 3, 64), (64, 32), "bfloat16", transposed_b=True) == TorchProduct("bfloat16", 6, 64, 32, 1, "rc")
+    assert torch_product((2, 3, 64), (2, 64, 32), "float32").batch == 2
+
+
+SPLIT = "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, false, float, "
+ARRIVAL = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x64x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"
+
+
+@pytest.mark.parametrize(
+    ("call", "launches", "said"),
+    [
+        (TorchProduct("float32", 8, 64, 8), [Launch("my_kernel")], "no row of KERNELS knows"),
+        (TorchProduct("float32", 8, 64, 8), [Launch(SPLIT)], "expected one kernel of a product"),
+        (TorchProduct("float32", 24, 16384, 1024, layout="rc"), [Launch("gpu_memset"), Launch(ARRIVAL, (1, 16, 33))], "the order is open"),
+        (TorchProduct("float32", 1, 1024, 384), None, "a recording of its kernels with their grids would teach it"),
+    ],
+)
+def test_what_is_not_known_is_refused(call, launches, said):
+    with pytest.raises(NotModelled, match=said):
+        choose_kernel(call, launches=launches)
+
+
+def test_what_nobody_observed_is_refused():
+    call = TorchProduct("float32", 8, 64, 8)
+    for options in ({"gpu": "A100"}, {"library": "torch 1.0"}):
+        with pytest.raises(Unsupported):
+            choose_kernel(call, **options)
+    for changes in ({"dtype": "float64"}, {"layout": "rx"}):
+        with pytest.raises(Unsupported):
+            choose_kernel(call._replace(**changes))
+    with pytest.raises(ValueError, match="expected one"):
+        matmul(np.ones((2, 4), np.float32), np.ones((4, 2), np.float16))
+    with pytest.raises(ValueError, match="expected \\[..., M, K\\]"):
+        torch_product((2, 4), (5, 2), "float32")
+
+
+def test_a_tree_answers_by_its_leaves():
+    call = TorchProduct("float32", 8, 64, 8)
+    tree = FormTree([["fma"]], ["M", 8, [0, 20], []])
+    assert tree.find(product_features(call, 132)) == (["fma"], 20)
+    assert tree.find(product_features(call._replace(m=9), 132)) is None
+    assert form_name(call._replace(addend="columns")) == "f32-rr-bias" and all(name.split("-")[0] in DTYPES for name in product_rules().forms)
