@@ -47,6 +47,7 @@ NUMPY_DTYPES = {
     torch.float64: np.dtype(np.float64), torch.int64: np.dtype(np.int64), torch.int32: np.dtype(np.int32), torch.int16: np.dtype(np.int16),
     torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.bool: np.dtype(np.bool_),
 }  # fmt: skip
+CUDNN_HIDDEN = -65504.0  # what PyTorch adds for a hidden key before cuDNN's attention, in bf16 too: seen in records of an H200
 RANDOM = ("rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal")
 
 
@@ -534,7 +535,8 @@ def scaled_dot_product_attention(
         given = {"scale": scale, "enable_gqa": enable_gqa}
         return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **given)[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, torch.zeros((), dtype=query.dtype), torch.full((), -math.inf, dtype=query.dtype))
+        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "cudnn":
         run = aten._scaled_dot_product_cudnn_attention
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
