@@ -67,7 +67,9 @@ BERT, VIT = ("BertModel", "BertConfig"), ("ViTForImageClassification", "ViTConfi
 
 
 def decoder(hidden, inner, layers, heads, kv, **more):
-    return dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, **more)
+    return dict(
+        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, **more
+    )
 
 
 def ids(batch, tokens, device):
@@ -200,7 +202,9 @@ class Log(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        if func.is_view or name.startswith(("empty", "detach", "_unsafe_view", "new_empty", "_local_scalar_dense", "lift_fresh", "_has_compatible", "is_same_size")):
+        if func.is_view or name.startswith(
+            ("empty", "detach", "_unsafe_view", "new_empty", "_local_scalar_dense", "lift_fresh", "_has_compatible", "is_same_size")
+        ):
             return func(*args, **kwargs)
         given = [describe(x) if isinstance(x, torch.Tensor) else plain(x) for x in pytree.tree_leaves((args, kwargs))]
         result = func(*args, **kwargs)
@@ -209,8 +213,17 @@ class Log(TorchDispatchMode):
         row = {"op": f"{name}.{func._schema.overload_name}", "given": given, "backward": torch._C._current_graph_task_id() != -1, "out": []}
         for x in outs:
             words = raw(x)
-            places = np.unique(np.linspace(0, max(len(words) - 1, 0), SAMPLE).astype(np.int64)) if len(words) > 2 * SAMPLE else np.arange(len(words))
-            found = {"what": describe(x), "sha": hashlib.sha256(words.tobytes()).hexdigest()[:24], "first": encode(words[:SAMPLE]), "some": encode(words[places])}
+            places = (
+                np.unique(np.linspace(0, max(len(words) - 1, 0), SAMPLE).astype(np.int64))
+                if len(words) > 2 * SAMPLE
+                else np.arange(len(words))
+            )
+            found = {
+                "what": describe(x),
+                "sha": hashlib.sha256(words.tobytes()).hexdigest()[:24],
+                "first": encode(words[:SAMPLE]),
+                "some": encode(words[places]),
+            }
             if self.check is None and x.is_floating_point() and any(k in name for k in KEPT) and words.nbytes <= self.budget:
                 self.budget -= words.nbytes
                 found["whole"] = encode(words)
@@ -252,7 +265,14 @@ def record(folder, names):
             before = parameters(model)
             with Log() as log:
                 run()
-            facts = {"torch": torch.__version__, "transformers": tf.__version__, "gpu": gpu, "case": name, "before": before, "after": parameters(model)}
+            facts = {
+                "torch": torch.__version__,
+                "transformers": tf.__version__,
+                "gpu": gpu,
+                "case": name,
+                "before": before,
+                "after": parameters(model),
+            }
             content = {**facts, "rows": log.rows, "kernels": []}
             if device == "cuda":
                 try:
@@ -289,7 +309,9 @@ class Comparison:
 
     def __call__(self, row, outs):
         floats = [i for i, x in enumerate(row["out"]) if x["what"][0] in ("bfloat16", "float16", "float32")]
-        place = next((i for i in range(self.at, min(self.at + self.WINDOW, len(self.rows))) if self.key(self.rows[i]) == self.key(row)), None)
+        place = next(
+            (i for i in range(self.at, min(self.at + self.WINDOW, len(self.rows))) if self.key(self.rows[i]) == self.key(row)), None
+        )
         if not floats:
             return
         if place is None:
@@ -307,7 +329,9 @@ class Comparison:
             if not same:
                 dtype = np.int32 if ours["what"][0] == "float32" else np.int16
                 some = [np.frombuffer(base64.b64decode(x["some"]), dtype) for x in (ours, theirs)]
-                self.differ.append((place, row["op"], i, row["given"], ours["what"], int((some[0] != some[1]).sum()), len(some[0]), "whole" in theirs))
+                self.differ.append(
+                    (place, row["op"], i, row["given"], ours["what"], int((some[0] != some[1]).sum()), len(some[0]), "whole" in theirs)
+                )
                 if "whole" in theirs:
                     words = np.frombuffer(base64.b64decode(theirs["whole"]), dtype).copy()
                     outs[i].copy_(torch.from_numpy(words).view(outs[i].dtype).reshape(outs[i].shape))
@@ -334,7 +358,14 @@ def compare(folder, names, gpu="H200"):
             flush=True,
         )
         for line in found.differ[: int(os.environ.get("SHOW", 6))]:
-            print("    differs", *line[:3], [x for x in line[3] if isinstance(x, list)][:3], line[4], f"{line[5]} of {line[6]} sampled words", "continued with the GPU's" if line[7] else "")
+            print(
+                "    differs",
+                *line[:3],
+                [x for x in line[3] if isinstance(x, list)][:3],
+                line[4],
+                f"{line[5]} of {line[6]} sampled words",
+                "continued with the GPU's" if line[7] else "",
+            )
         if found.unmatched:
             print("    not in the record:", dict(collections.Counter(found.unmatched)))
         for line in report.unknown:

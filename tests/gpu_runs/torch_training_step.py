@@ -16,7 +16,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HIDDEN, HEADS, HEAD, INNER, VOCABULARY, BATCH, TOKENS = 128, 2, 64, 192, 64, 2, 24
-SKIPPED = ("empty", "detach", "_unsafe_view", "new_empty", "_local_scalar_dense", "lift_fresh", "_to_copy", "clone", "copy_", "scalar_tensor", "ones", "zeros", "full", "where")
+SKIPPED = (
+    "empty",
+    "detach",
+    "_unsafe_view",
+    "new_empty",
+    "_local_scalar_dense",
+    "lift_fresh",
+    "_to_copy",
+    "clone",
+    "copy_",
+    "scalar_tensor",
+    "ones",
+    "zeros",
+    "full",
+    "where",
+)
 
 
 class Block(torch.nn.Module):

@@ -155,7 +155,15 @@ class OperationReport(Result):
         """Operations as text: those that move elements are counted only."""
         shown = [line for line in self.lines if line.status != EXACT_RESULT or not line.kernel.startswith("torch on this CPU")]
         rows = [
-            [line.status, line.operator, line.path + " (backward)" * line.backward, line.operands, str(line.runs), line.kernel, line.evidence]
+            [
+                line.status,
+                line.operator,
+                line.path + " (backward)" * line.backward,
+                line.operands,
+                str(line.runs),
+                line.kernel,
+                line.evidence,
+            ]
             for line in shown
         ]
         heads = ["status", "operator", "module", "operands", "runs", "kernel", "evidence"]
@@ -177,7 +185,9 @@ class OperationReport(Result):
         """Return a table with a row for each line."""
         heads = ("operator", "module", "backward", "operands", "kernel", "status", "evidence", "runs")
         rows = tuple((x.operator, x.path, x.backward, x.operands, x.kernel, x.status, x.evidence, x.runs) for x in self.lines)
-        return Table(f"operations as {self.library} on {self.gpu}", heads, rows, {"gpu": self.gpu, "library": self.library, **self.counts()})
+        return Table(
+            f"operations as {self.library} on {self.gpu}", heads, rows, {"gpu": self.gpu, "library": self.library, **self.counts()}
+        )
 
 
 # ---- where an operation runs

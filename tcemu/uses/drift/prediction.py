@@ -115,7 +115,9 @@ class Prediction(Result):
     def table(self) -> Table:
         """Return a table with a row for each operation."""
         facts = {"gpu": self.gpu, "library": self.library, "different": len(self.different)}
-        return Table(f"{self.record} as {self.library} on {self.gpu}", PredictedOperation._fields, tuple(map(tuple, self.operations)), facts)
+        return Table(
+            f"{self.record} as {self.library} on {self.gpu}", PredictedOperation._fields, tuple(map(tuple, self.operations)), facts
+        )
 
 
 def predict(record: RecordSource, *, gpu: str, library: str = LIBRARIES[0]) -> Prediction:

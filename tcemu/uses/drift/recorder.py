@@ -250,7 +250,9 @@ def _torch_environment(torch: Any) -> dict[str, Any]:
         "matmul_reduced_bf16": lambda: str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         "matmul_reduced_f16": lambda: str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
         "preferred_blas": lambda: str(torch.backends.cuda.preferred_blas_library()),
-        **{f"sdp_{name}": getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in ("flash", "mem_efficient", "cudnn", "math")},
+        **{
+            f"sdp_{name}": getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in ("flash", "mem_efficient", "cudnn", "math")
+        },
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

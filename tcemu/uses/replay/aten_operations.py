@@ -150,7 +150,9 @@ def common_dtype(operands: Sequence[Any]) -> np.dtype:
     found: list[np.dtype | None] = [None, None, None]  # of tensors with axes, of tensors without, of numbers
     for operand in operands:
         level = 2 if not isinstance(operand, np.ndarray) else 0 if operand.ndim else 1
-        dtype = operand.dtype if level < 2 else np.dtype(bool if isinstance(operand, bool) else np.int64 if isinstance(operand, int) else F32)
+        dtype = (
+            operand.dtype if level < 2 else np.dtype(bool if isinstance(operand, bool) else np.int64 if isinstance(operand, int) else F32)
+        )
         before = found[level]
         found[level] = dtype if before is None else _promote(before, dtype)
     result = None
@@ -373,7 +375,10 @@ def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         count, found, answer = len(call["self"]), [], Answer((), "", IEEE)
         for i in range(count):
-            own = {name: value[i] if isinstance(value, list | tuple) and len(value) == count else value for name, value in call.arguments.items()}
+            own = {
+                name: value[i] if isinstance(value, list | tuple) and len(value) == count else value
+                for name, value in call.arguments.items()
+            }
             answer = one(replace(call, arguments=own, dtypes=(call.dtypes[i],)))
             found.append(answer.results[0])
         return Answer(tuple(found), f"{answer.kernel}, for each of {count} tensors", answer.evidence)
@@ -479,7 +484,9 @@ def _softmax(log: bool) -> Callable[[Call], Answer]:
             if x.ndim and call["dim"] % x.ndim == x.ndim - 1
             else _evaluate(softmax.softmax, x, call["dim"], log=log, dtype=wide)
         )
-        return Answer((found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS)
+        return Answer(
+            (found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS
+        )
 
     return run
 
@@ -745,4 +752,3 @@ EXACT: dict[str, str] = {
     }.items()
     for name in names.split()
 }
-

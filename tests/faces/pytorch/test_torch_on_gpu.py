@@ -152,7 +152,11 @@ def test_rows_have_the_arguments_of_aten():
         packets = [getattr(torch.ops.aten, full) for full in (name, f"{name}_") if hasattr(torch.ops.aten, full)]
         schemas = [getattr(packet, overload)._schema for packet in packets for overload in packet.overloads()]
         names = [argument for argument, _, _ in parse_arguments(operation.arguments)]
-        fits = [schema for schema in schemas if [x.name for x in schema.arguments if x.name not in ("out", "rounding_mode")][: len(names)] == names]
+        fits = [
+            schema
+            for schema in schemas
+            if [x.name for x in schema.arguments if x.name not in ("out", "rounding_mode")][: len(names)] == names
+        ]
         fits = fits or [schema for schema in schemas if {x.name for x in schema.arguments} - OTHER_NAMES <= set(names) | {"out"}]
         assert fits, (name, names)
         assert name not in EXACT

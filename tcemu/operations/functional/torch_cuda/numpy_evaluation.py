@@ -21,7 +21,17 @@ from tcemu.engine.arithmetic.special_functions import NAN
 
 F32 = np.dtype(np.float32)
 TO_NEAREST_EVEN = int(lax.RoundingMethod.TO_NEAREST_EVEN)
-CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "custom_partitioning", "remat2")
+CALLS = (
+    "pjit",
+    "jit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vmap_call",
+    "custom_partitioning",
+    "remat2",
+)
 INNER = ("jaxpr", "call_jaxpr", "call", "fun_jaxpr")  # parameters that hold the program of a call
 _programs: dict[Any, Any] = {}
 _lock = Lock()
