@@ -1,6 +1,6 @@
 """The census of PyTorch's CUDA operators: its cases by name, their inputs by seeds, and what tcemu computes for them.
 
-    python tests/operations/functional/torch_census.py [reduce/sum ...]
+    python tests/operations/functional/torch_census.py [reduce/sum sdpa/FLASH_ATTENTION ...]
 
 computes every case of the kinds that are named, or all, and counts those whose words are the H200's (tests/golden/torch_h200.json.xz).
 A case without a rule raises NotModelled, and is counted by what is missing.
@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.attention import attention
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
 from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward
@@ -139,6 +140,18 @@ MATMUL = {
     "linear_dw": lambda x, w, b, g: matmul(g.T, x, transposed_a=True),
     "linear_dx": lambda x, w, b, g: matmul(g, w),
 }
+SDPA = {"FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "efficient", "CUDNN_ATTENTION": "cudnn", "MATH": "math"}
+
+
+def sdpa(backend: str, way: str, dtype: str, case: str) -> list:
+    *sizes, causal = case.split(",")
+    b, h, key_heads, s, keys, d = map(int, sizes)
+    seed = f"{s}{keys}{d}"
+    q = normal(f"q{seed}", (b, h, s, d), dtype)
+    k, v = (normal(f"{which}{seed}", (b, key_heads, keys, d), dtype) for which in "kv")
+    if way == "fwd":
+        return [attention(q, k, v, backend=SDPA[backend], causal=causal == "True")[0]]
+    raise NotModelled("sdpa: no backward has a rule")
 
 
 def compute(name: str) -> list:
@@ -170,6 +183,9 @@ def compute(name: str) -> list:
         return [embedding_backward(normal("eb" + dtype, (300, 40), dtype), generator("ei").integers(0, 64, 300), 64)]
     if group == "matmul":
         return [MATMUL[operator](*factors(*map(int, rest[0].split("x")), dtype))]
+    if group == "sdpa":
+        way, dtype, (case,) = dtype, rest[0], rest[1:]
+        return sdpa(operator, way, dtype, case)
     raise NotModelled(f"{group}/{operator}: no rule")
 
 
