@@ -1,10 +1,12 @@
-"""Every operation of small models on a GPU, as digests and sample words, and the same operations as `tcemu.torch.emulate(gpu=...)` computes them.
+# ruff: noqa: E402, E501
+"""Every operation of small models on a GPU, as digests and sample words, and as `tcemu.torch.emulate(gpu=...)` computes them.
 
     python model_operations.py record FOLDER [NAME...]     on a machine with a GPU: one FOLDER/NAME.json.xz a case
-    python model_operations.py compare FOLDER [NAME...]    on any machine: predicts each case from its inputs, and compares operation by operation
+    python model_operations.py compare FOLDER [NAME...]    on any machine: predicts each case from its inputs, and compares
 
-Weights and inputs are integers of NumPy's generator times a power of two, so that both machines have the same. Results of some operations are
-kept whole, within a budget: where the prediction differs, `compare` continues with the GPU's words, so that later operations are tested too.
+Weights and inputs are integers of NumPy's generator times a power of two, so that both machines have the same. Results of some
+operations are kept whole, within a budget: where the prediction differs, `compare` continues with the GPU's words, so that later
+operations are tested too.
 """
 
 import base64

@@ -2,8 +2,8 @@
 
     python torch_training_step.py FILE      on a machine with a GPU
 
-Writes {dtype: {"words": digest of each float result in order, "names": operators}} as JSON. `tests/faces/pytorch/test_torch_on_gpu.py` predicts
-the same digests on a CPU.
+Writes {dtype: {"words": digest of each float result in order, "names": operators}} as JSON.
+`tests/faces/pytorch/test_torch_on_gpu.py` predicts the same digests on a CPU.
 """
 
 import hashlib

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tcemu.faces.commands import TARGET_HELP, CommandError
 from tcemu.faces.commands.array_files import Output, path_text
-from tcemu.uses.replay.aten_operations import GPUS
 from tcemu.uses.drift.drift_results import Drift
 from tcemu.uses.drift.identification import identify
 from tcemu.uses.drift.locate import locate
 from tcemu.uses.drift.prediction import Prediction, predict
 from tcemu.uses.drift.records import Record, read_record
+from tcemu.uses.replay.aten_operations import GPUS
 
 FAILED_STATUS = 1  # exit status of --fail-on
 
@@ -33,8 +33,8 @@ def add_drift(subparsers) -> None:
     parser = subparsers.add_parser(
         "drift",
         description="Compares two records of tcemu.drift.record: the operations at which the runs part, the cause of each, and whether "
-        "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation, or with --gpu the "
-        "first operation that this GPU would not give.",
+        "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation, or with --gpu "
+        "the first operation that this GPU would not give.",
         epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100; "
         "tcemu drift eager.drift --gpu H100",
     )

@@ -173,8 +173,8 @@ class OperationReport(Result):
         lines += wrap_lines(f"{self.library} on {self.gpu}: {sum(counts.values())} operations: {summary}")
         if counts[NOT_KNOWN]:
             lines += wrap_lines(
-                f"An operation that is not known ran as PyTorch runs it on this CPU. tcemu.drift.record on an {self.gpu} records its operands "
-                "and results; tcemu drift then says which arithmetic gives them."
+                "An operation that is not known ran as PyTorch runs it on this CPU. "
+                f"tcemu.drift.record on an {self.gpu} records its operands and results; tcemu drift then says which arithmetic gives them."
             )
         return "\n".join(lines)
 
@@ -489,12 +489,13 @@ class GpuDefaults:
 
 
 # Functions that autocast computes in float32 on a GPU. Source: PyTorch 2.11.0, aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and others).
-FLOAT32_UNDER_AUTOCAST = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm native_layer_norm group_norm "
-    "cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss "
-    "mse_loss margin_ranking_loss soft_margin_loss triplet_margin_loss binary_cross_entropy_with_logits cross_entropy dist pdist cdist renorm "
-    "logsumexp prod softmax log_softmax cumprod cumsum sum norm __pow__ __rpow__ rms_norm"
-).split()
+FLOAT32_UNDER_AUTOCAST = {
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan", "pow",
+    "softplus", "layer_norm", "native_layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss",
+    "nll_loss", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
+    "soft_margin_loss", "triplet_margin_loss", "binary_cross_entropy_with_logits", "cross_entropy", "dist", "pdist", "cdist",
+    "renorm", "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum", "norm", "__pow__", "__rpow__", "rms_norm",
+}  # fmt: skip
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 

@@ -31,12 +31,12 @@ from tcemu.faces.torch.kernel_functions import KERNEL_FLOATS, KERNEL_HANDLERS, F
 from tcemu.faces.torch.matrix_products import convolution_op, convolution_shape, dot_general_op, dot_general_shape, matmul_op
 from tcemu.faces.torch.operators import register_name, rounds_stochastically
 from tcemu.faces.torch.watching import DispatchedProduct, ProductRecorder, describe_tensor
-from tcemu.uses.replay.aten_operations import LIBRARIES
 from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.uses.emulation.decisions import PlannedPolicy, Policy, as_policy, decide, plan_policy
 from tcemu.uses.emulation.function_choices import FunctionPolicy, as_function_policy, decide_function, unused_function_warnings
 from tcemu.uses.emulation.report import Entry, Report, policy_warnings
 from tcemu.uses.emulation.survey import Function, Product
+from tcemu.uses.replay.aten_operations import LIBRARIES
 
 MARK = "_tcemu_emulation"
 NOT_GIVEN: Any = object()

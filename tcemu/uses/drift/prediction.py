@@ -1,4 +1,4 @@
-"""`predict` computes each recorded operation of PyTorch from its operands as a GPU computes it, and says which results the GPU would not give.
+"""`predict` computes each recorded operation of PyTorch from its operands as a GPU does, and says which results the GPU would not give.
 
 The operations are those of `tcemu.uses.replay.aten_operations`, which `tcemu.torch.emulate(gpu=...)` computes with.
 """
@@ -15,6 +15,8 @@ import numpy as np
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
+from tcemu.uses.drift.locate import RecordSource
+from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord, read_record
 from tcemu.uses.replay.aten_operations import (
     EXACT,
     GPUS,
@@ -24,8 +26,6 @@ from tcemu.uses.replay.aten_operations import (
     Call,
     bind_arguments,
 )
-from tcemu.uses.drift.locate import RecordSource
-from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord, read_record
 
 EQUAL, DIFFERENT, UNKNOWN, MOVES, MISSING = "equal", "different", "not known", "exact", "not kept"
 SPECIAL_NUMBERS = ("inf", "-inf", "nan")  # floats that JSON lacks, as the recorder writes them
@@ -103,8 +103,8 @@ class Prediction(Result):
         if self.first is not None:
             line = self.first
             lines += wrap_lines(
-                f"first that no {self.gpu} with {self.library} would give: {line.title}: {line.wrong:,} of {line.words:,} words differ from "
-                f"{line.kernel} ({line.status}: {line.reason})",
+                f"first that no {self.gpu} with {self.library} would give: {line.title}: {line.wrong:,} of {line.words:,} words differ "
+                f"from {line.kernel} ({line.status}: {line.reason})",
                 "  ",
             )
         unknown = Counter((line.name, line.reason) for line in self.operations if line.verdict == UNKNOWN)

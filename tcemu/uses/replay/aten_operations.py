@@ -26,7 +26,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
-from tcemu.uses.replay import torch_products
+from tcemu.uses.replay import torch_patches, torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
@@ -635,6 +635,32 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
 
+def _convolution(call: Call) -> Answer:
+    """Compute a convolution whose windows do not overlap, as a vision model's patches."""
+    weight = call["weight"]
+    window = list(weight.shape[2:])
+    facts = [list(call[name]) for name in ("stride", "padding", "dilation")]
+    if facts != [window, [0] * len(window), [1] * len(window)] or call["transposed"] or call["groups"] != 1:
+        raise NotModelled(
+            f"convolution: got stride {facts[0]}, padding {facts[1]}, dilation {facts[2]}, groups {call['groups']}, a window of {window}; "
+            "known are strides equal to the window, without padding (replay/torch_patches.py)"
+        )
+    found = np.asarray(torch_patches.patch_convolution(call["input"], weight, call["bias"]))
+    return Answer((found,), "cuDNN, patches", Evidence(BY_RULE, "H200: equal in the recorded patch convolutions (replay/torch_patches.py)"))
+
+
+def _grouped_mm(call: Call) -> Answer:
+    _requires(call, bias=None, out_dtype=None)
+    x, weights = call["self"], call["mat2"]
+    if call["offs"] is None or weights.ndim != 3:
+        raise NotModelled("_grouped_mm: known are rows by experts, [M, K] and [E, K, N] with offsets (replay/torch_patches.py)")
+    found = torch_patches.grouped_matmul(
+        np.ascontiguousarray(x), np.ascontiguousarray(weights), call["offs"], transposed_b=lies_transposed(weights), gpu=call.gpu
+    )
+    text = "H200: equal in the recorded grouped products (replay/torch_patches.py)"
+    return Answer((np.asarray(found),), f"grouped products of {len(weights)} experts", Evidence(BY_RULE, text))
+
+
 # ---- attention
 
 ATTENTION = Evidence(BY_RULE, "H200: equal in the cases of the census and in recorded models (torch_cuda/attention.py)")
@@ -722,6 +748,8 @@ OPERATIONS: dict[str, Operation] = {
         "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None",
         partial(_attention, backend="efficient"),
     ),
+    "convolution": Operation("input, weight, bias, stride, padding, dilation, transposed, output_padding, groups", _convolution),
+    "_grouped_mm": Operation("self, mat2, offs=None, bias=None, out_dtype=None", _grouped_mm),
     "mm": Operation("self, mat2", _mm),
     "bmm": Operation("self, mat2", _mm),
     "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),
@@ -739,14 +767,14 @@ OPERATIONS: dict[str, Operation] = {
 EXACT: dict[str, str] = {
     name: reason
     for reason, names in {
-        "moves elements": "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd contiguous copy copy_ diag_embed embedding eye flip fill full full_like "
-        "gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros nonzero one_hot ones ones_like "
-        "repeat repeat_interleave roll scalar_tensor scatter select_backward slice_backward slice_scatter select_scatter split_with_sizes_copy "
-        "stack take tril triu unbind_copy where zero zeros zeros_like _to_copy _unsafe_view _reshape_alias _reshape_copy resize set_ "
-        "native_dropout_zero expand_copy view_copy permute_copy unsqueeze_copy slice_copy as_strided_copy unfold_backward _unsafe_index "
-        "_local_scalar_dense empty empty_like empty_strided new_empty new_empty_strided detach _conj_physical pixel_shuffle",
-        "takes one of its operands": "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu clamp clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum "
-        "argmax argmin ceil floor trunc round isnan isinf",
+        "moves elements": "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
+        "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros nonzero ones ones_like repeat "
+        "roll scalar_tensor scatter select_backward slice_backward slice_scatter select_scatter split_with_sizes_copy stack take tril triu "
+        "unbind_copy where zero zeros zeros_like _to_copy _unsafe_view _reshape_alias _reshape_copy resize expand_copy view_copy "
+        "permute_copy unsqueeze_copy slice_copy as_strided_copy unfold_backward _unsafe_index _local_scalar_dense empty empty_like "
+        "empty_strided new_empty new_empty_strided detach _conj_physical pixel_shuffle",
+        "takes one of its operands": "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu "
+        "clamp clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum argmax argmin ceil floor trunc isnan isinf",
         "compares or counts": "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
         "isin bincount histc equal",
     }.items()

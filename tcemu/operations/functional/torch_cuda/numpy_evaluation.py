@@ -169,25 +169,32 @@ def _round_half(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
     return np.rint(x)
 
 
+def _plain(how: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of NumPy that ignores a primitive's parameters."""
+    return lambda *operands, **_: how(*operands)
+
+
 PRIMITIVES: dict[str, Callable[..., Any]] = {
-    "add": lambda x, y, **_: np.add(x, y), "sub": lambda x, y, **_: np.subtract(x, y), "mul": lambda x, y, **_: np.multiply(x, y),
-    "neg": lambda x, **_: np.negative(x), "abs": lambda x, **_: np.abs(x), "sign": lambda x, **_: np.sign(x), "floor": lambda x, **_: np.floor(x),
-    "and": lambda x, y, **_: np.bitwise_and(x, y), "or": lambda x, y, **_: np.bitwise_or(x, y), "xor": lambda x, y, **_: np.bitwise_xor(x, y),
-    "not": lambda x, **_: np.invert(x), "eq": lambda x, y, **_: np.equal(x, y), "ne": lambda x, y, **_: np.not_equal(x, y),
-    "lt": lambda x, y, **_: np.less(x, y), "le": lambda x, y, **_: np.less_equal(x, y), "gt": lambda x, y, **_: np.greater(x, y),
-    "ge": lambda x, y, **_: np.greater_equal(x, y), "min": lambda x, y, **_: np.minimum(x, y), "max": lambda x, y, **_: np.maximum(x, y),
-    "clamp": lambda low, x, high, **_: np.minimum(np.maximum(x, low), high), "is_finite": lambda x, **_: np.isfinite(x),
-    "shift_left": partial(_shift, True, False), "shift_right_logical": partial(_shift, False, False),
-    "shift_right_arithmetic": partial(_shift, False, True), "clz": _leading_zeros, "select_n": _select, "convert_element_type": _convert,
+    **{
+        name: _plain(how)
+        for name, how in {
+            "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor,
+            "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "eq": np.equal, "ne": np.not_equal,
+            "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "min": np.minimum, "max": np.maximum,
+            "is_finite": np.isfinite, "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), "select_n": _select,
+            "shift_left": partial(_shift, True, False), "shift_right_logical": partial(_shift, False, False),
+            "shift_right_arithmetic": partial(_shift, False, True), "clz": _leading_zeros,
+            **dict.fromkeys(("copy", "copy_p", "stop_gradient", "xla_metadata_value"), lambda x: x),
+        }.items()
+    },
+    "convert_element_type": _convert, "broadcast_in_dim": _broadcast, "slice": _slice, "pad": _pad, "gather": _gather, "scatter": _scatter,
     "bitcast_convert_type": lambda x, *, new_dtype: np.ascontiguousarray(x).view(np.dtype(new_dtype)).reshape(np.shape(x)),
-    "broadcast_in_dim": _broadcast, "reshape": lambda x, *_, new_sizes, **__: np.reshape(x, new_sizes),
+    "reshape": lambda x, *_, new_sizes, **__: np.reshape(x, new_sizes),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation), "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
-    "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions), "slice": _slice, "pad": _pad, "gather": _gather,
+    "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions), "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "concatenate": lambda *x, dimension: np.concatenate(x, dimension), "stack": lambda *x, axis=0, **_: np.stack(x, axis),
-    "rev": lambda x, *, dimensions: np.flip(x, dimensions), "scatter": _scatter, "copy": lambda x: x, "copy_p": lambda x: x,
-    "stop_gradient": lambda x: x, "xla_metadata_value": lambda x, **_: x, "round": _round_half,
-    "reduce_or": partial(_reduce, np.logical_or), "reduce_and": partial(_reduce, np.logical_and), "reduce_max": partial(_reduce, np.maximum),
-    "reduce_min": partial(_reduce, np.minimum), "argmax": _argmax,
+    "round": _round_half, "argmax": _argmax, "reduce_or": partial(_reduce, np.logical_or), "reduce_and": partial(_reduce, np.logical_and),
+    "reduce_max": partial(_reduce, np.maximum), "reduce_min": partial(_reduce, np.minimum),
 }  # fmt: skip
 
 
