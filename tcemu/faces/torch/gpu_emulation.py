@@ -362,7 +362,7 @@ class GpuEmulation:
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
         for i, out in enumerate(empty):
             if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
-                empty[i] = out.zero_() if _is_tensor(out) else out
+                empty[i] = out.zero_() if isinstance(out, torch.Tensor) else out
             elif (found := answer.results[i]) is not None:
                 empty[i] = _write_result(out, to_tensor(found), bool(outs))
             elif not outs:

@@ -629,8 +629,8 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    operands = (None if x is None else jnp.asarray(np.ascontiguousarray(x)) for x in (a, b, addend))
-    found = np.asarray(torch_products.multiply_as_chosen(choice, *operands))
+    array = lambda x: jnp.asarray(np.ascontiguousarray(x))
+    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
     status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
@@ -767,16 +767,24 @@ OPERATIONS: dict[str, Operation] = {
 EXACT: dict[str, str] = {
     name: reason
     for reason, names in {
-        "moves elements": "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
-        "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros nonzero ones ones_like repeat "
-        "roll scalar_tensor scatter select_backward slice_backward slice_scatter select_scatter split_with_sizes_copy stack take tril triu "
-        "unbind_copy where zero zeros zeros_like _to_copy _unsafe_view _reshape_alias _reshape_copy resize expand_copy view_copy "
-        "permute_copy unsqueeze_copy slice_copy as_strided_copy unfold_backward _unsafe_index _local_scalar_dense empty empty_like "
-        "empty_strided new_empty new_empty_strided detach _conj_physical pixel_shuffle",
-        "takes one of its operands": "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu "
-        "clamp clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum argmax argmin ceil floor trunc isnan isinf",
-        "compares or counts": "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
-        "isin bincount histc equal",
+        "moves elements": (
+            "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
+            "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros "
+            "nonzero ones ones_like repeat roll scalar_tensor scatter select_backward slice_backward slice_scatter "
+            "select_scatter split_with_sizes_copy stack take tril triu unbind_copy where zero zeros zeros_like _to_copy "
+            "_unsafe_view _reshape_alias _reshape_copy resize expand_copy view_copy permute_copy unsqueeze_copy slice_copy "
+            "as_strided_copy unfold_backward _unsafe_index _local_scalar_dense empty empty_like empty_strided new_empty "
+            "new_empty_strided detach _conj_physical pixel_shuffle"
+        ),
+        "takes one of its operands": (
+            "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu clamp "
+            "clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum argmax argmin ceil floor "
+            "trunc isnan isinf"
+        ),
+        "compares or counts": (
+            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
+            "isin bincount histc equal"
+        ),
     }.items()
     for name in names.split()
 }

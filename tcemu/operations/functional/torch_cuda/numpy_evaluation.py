@@ -274,9 +274,9 @@ def _compute(equation: Any, operands: list[Any]) -> list[Any]:
 
 def _by_jax(equation: Any, operands: list[Any]) -> list[Any]:
     """Compute an equation that NumPy does not, by JAX."""
-    parameters = equation.primitive.get_bind_params(equation.params)
-    found = equation.primitive.bind(*parameters[0], *operands, **parameters[1]) if isinstance(parameters, tuple) else None
-    found = equation.primitive.bind(*operands, **parameters) if found is None else found
+    parameters: Any = equation.primitive.get_bind_params(equation.params)
+    functions, options = parameters if isinstance(parameters, tuple) else ((), parameters)  # a tuple before JAX 0.7
+    found = equation.primitive.bind(*functions, *operands, **options)
     return list(found) if equation.primitive.multiple_results else [found]
 
 
