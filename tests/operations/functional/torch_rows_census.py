@@ -27,6 +27,7 @@ from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adam_st
 from tcemu.operations.functional.torch_cuda.rows import reduce, standard_deviation, var_mean, variance, vector_norm
 from tcemu.operations.functional.torch_cuda.scans import cumprod, cumsum
 from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
+from tcemu.operations.functional.torch_cuda.sorting import sort, topk
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu_runs"))
 from torch_rows import OPTIMIZERS, inputs, numbers
@@ -151,7 +152,19 @@ def taken(operator, options, grad, indices, base):
     return [embedding_backward(grad, indices, len(base), 2 if operator.endswith("padding") else -1)]
 
 
+def order(operator, options, x):
+    """The indices are int64 in PyTorch."""
+    if operator.startswith("sort"):
+        found = sort(x, descending=operator == "sort_down")
+    elif operator.startswith("topk"):
+        found = topk(x, int(options[1]), largest=operator == "topk")
+    else:
+        raise NotModelled(f"order/{operator}: no rule")
+    return [found[0], np.asarray(found[1]).astype(np.int64)]
+
+
 GROUPS = {
+    "order": order,
     "foreach": foreach,
     "loss": loss,
     "taken": taken,
