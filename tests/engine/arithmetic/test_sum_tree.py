@@ -93,8 +93,8 @@ def test_torch_sums_of_a_cpu_are_the_same_in_jax():
 
 @pytest.mark.parametrize(
     "call",
-    [ReduceCall(1, 5), ReduceCall(33, 5), ReduceCall(129, 5), ReduceCall(515, 3, vector=8), ReduceCall(900, 2), ReduceCall(100, 7, False), ReduceCall(300, 7, is_split=True),
-     ReduceCall(140_000, 1)],
+    [ReduceCall(1, 5), ReduceCall(33, 5), ReduceCall(129, 5), ReduceCall(515, 3, vector=8), ReduceCall(900, 2), ReduceCall(100, 7, False),
+     ReduceCall(300, 7, is_split=True), ReduceCall(140_000, 1)],
     ids=str,
 )  # fmt: skip
 def test_a_reduction_takes_every_element_once(call):

@@ -10,6 +10,9 @@ Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/bitonicSort.cuh, Sort.cu, Tens
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -24,6 +27,13 @@ from tcemu.operations.functional.torch_cuda.rows import operand_codes
 NETWORK = 32  # elements that the bitonic network sorts
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "axis",
+        "descending",
+    ),
+)
 def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> tuple[Array, Array]:
     """Sort along an axis as PyTorch's `sort` on a GPU does.
 
@@ -44,6 +54,14 @@ def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> tuple[Array,
     return _take(x, order, axis)
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "k",
+        "axis",
+        "largest",
+    ),
+)
 def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
     """Return the k largest or smallest elements along an axis, sorted, as PyTorch's `topk` on a GPU does.
 
