@@ -116,7 +116,7 @@ def _log_sigmoid_backward(grad: Value, x: Value) -> Value:
 
 def _hardswish_backward(grad: Value, x: Value) -> Value:
     between = grad * (x / 3.0 + 0.5)
-    return where(x < -3.0, 0.0, where(x > 3.0, grad, between))
+    return where(x > -3.0, where(x < 3.0, between, grad), 0.0)
 
 
 def _remainder(x: Value, y: Value) -> Value:
@@ -168,7 +168,7 @@ OPERATORS: dict[str, Callable[..., Value]] = {
     "add": lambda x, y, alpha=1.0: fma(alpha, y, x),
     "addcmul": lambda x, y, z, value=1.0: fma(value, y * z, x),
     "addcdiv": lambda x, y, z, value=1.0: fma(value, y / z, x),
-    "lerp": lambda x, y, weight: fma(weight, y - x, x) if abs(weight) < 0.5 else y - (y - x) * (1.0 - weight),
+    "lerp": lambda x, y, weight: fma(weight, y - x, x) if abs(weight) < 0.5 else fma(x - y, 1.0 - as_value(weight), y),
     "remainder": _remainder,
     "logaddexp": _logaddexp,
     "glu": lambda x, gate: x * _sigmoid(gate),
