@@ -6,8 +6,9 @@ derivatives.yaml. Held to words of PyTorch 2.11.0 on an H200: `tests/operations/
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -56,6 +57,13 @@ def _weights(fmt: Format, target: Array, weight: ArrayLike | None, ignore_index:
     return counts, Value(values.codes[jnp.where(counts, target, 0)])
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "reduction",
+        "ignore_index",
+    ),
+)
 def nll_loss(
     x: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean", ignore_index: int = -100
 ) -> tuple[Array, Array]:
@@ -93,6 +101,13 @@ def nll_loss(
     return result_array(loss, fmt), result_array(total_weight, fmt)
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "reduction",
+        "ignore_index",
+    ),
+)
 def nll_loss_backward(
     grad: ArrayLike,
     x: ArrayLike,
@@ -131,6 +146,15 @@ def nll_loss_backward(
     return result_array(where(hit, Value(each.codes[:, None]), 0.0), fmt)
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "reduction",
+        "ignore_index",
+        "label_smoothing",
+        "gpu",
+    ),
+)
 def cross_entropy(
     x: ArrayLike,
     target: ArrayLike,
@@ -181,6 +205,14 @@ def _count(target: ArrayLike, ignore_index: int, fmt: Format) -> Value:
     return round_value(Value(lax.bitcast_convert_type(count, jnp.uint32)), fmt)
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "reduction",
+        "ignore_index",
+        "label_smoothing",
+    ),
+)
 def cross_entropy_backward(
     grad: ArrayLike,
     x: ArrayLike,

@@ -9,9 +9,10 @@ Source: PyTorch 2.11.0, aten/src/ATen/native/cuda: layer_norm_kernel.cu, group_n
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -83,6 +84,7 @@ def norm_tree(columns: int) -> Node:
     return _block_tree(columns, NORM_THREADS, NORM_VECTOR) if is_vectorised_norm(columns) else _block_tree(columns, MAX_THREADS)
 
 
+@partial(jax.jit, static_argnames=("eps",))
 def layer_norm(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> tuple[Array, Array, Array]:
@@ -116,6 +118,7 @@ def layer_norm(
     return rows.result(found), rows.of_rows(mean), rows.of_rows(scale)
 
 
+@partial(jax.jit, static_argnames=("eps",))
 def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, eps: float = 1e-6) -> tuple[Array, Array]:
     """Normalise the last axis by its root mean square as PyTorch's `_fused_rms_norm` does.
 
@@ -144,6 +147,7 @@ def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, eps: float = 1e-6) -
     return rows.result(found if w is None else found * w), rows.of_rows(scale)
 
 
+@partial(jax.jit, static_argnames=("gpu",))
 def layer_norm_backward(
     grad: ArrayLike, x: ArrayLike, mean: ArrayLike, rstd: ArrayLike, weight: ArrayLike | None = None, *, gpu: str = "H200"
 ) -> tuple[Array, Array, Array]:
@@ -178,6 +182,7 @@ def layer_norm_backward(
     return rows.result(found), of_weight, of_bias
 
 
+@partial(jax.jit, static_argnames=("gpu",))
 def rms_norm_backward(
     grad: ArrayLike, x: ArrayLike, rstd: ArrayLike, weight: ArrayLike | None = None, *, gpu: str = "H200"
 ) -> tuple[Array, Array]:
@@ -262,6 +267,13 @@ def _threads(length: int) -> int:
     return WARP if length < MAX_THREADS else MAX_THREADS
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "groups",
+        "eps",
+    ),
+)
 def group_norm(
     x: ArrayLike, groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> tuple[Array, Array, Array]:
@@ -308,6 +320,7 @@ def group_norm(
     return result_array(found, fmt).reshape(codes.shape), of_groups[0], of_groups[1]
 
 
+@partial(jax.jit, static_argnames=("groups",))
 def group_norm_backward(
     grad: ArrayLike, x: ArrayLike, mean: ArrayLike, rstd: ArrayLike, groups: int, weight: ArrayLike | None = None
 ) -> tuple[Array, Array, Array]:

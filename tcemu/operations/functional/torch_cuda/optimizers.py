@@ -144,7 +144,7 @@ def _adam_by_operations(form: str, fmt: Format, decays: str, numbers: list[Value
         p = op("mul", p, decay)
     elif decays == "added":
         g = op("add", g, p, alpha=decay)
-    m = round_value(where(abs(share1) < 0.5, fma(share1, g - m, m), g - (g - m) * (1.0 - share1)), fmt)
+    m = round_value(where(abs(share1) < 0.5, fma(share1, g - m, m), fma(m - g, 1.0 - share1, g)), fmt)
     v = op("addcmul", op("mul", v, beta2), g, g, value=share2)
     if largest is not None:
         largest = where(largest < v, v, largest)

@@ -10,7 +10,9 @@ PyTorch 2.11.0 on an H200: `tests/operations/functional/test_torch_cuda.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -33,6 +35,7 @@ def log_row_threads(rows: int, length: int) -> int:
     return min(max(((LOG_THREADS + across - down) % (1 << 32)) // 2, LEAST_LOG), MOST_LOG)
 
 
+@partial(jax.jit, static_argnames=("axis",))
 def cumsum(x: ArrayLike, axis: int = -1) -> Array:
     """Compute the cumulative sum along an axis as PyTorch's kernel does.
 
@@ -49,6 +52,7 @@ def cumsum(x: ArrayLike, axis: int = -1) -> Array:
     return _scan("cumsum", x, axis, 0.0, lambda a, b: a + b)
 
 
+@partial(jax.jit, static_argnames=("axis",))
 def cumprod(x: ArrayLike, axis: int = -1) -> Array:
     """Compute the cumulative product along an axis as PyTorch's kernel does; arguments, result and errors as in `cumsum`."""
     return _scan("cumprod", x, axis, 1.0, lambda a, b: a * b)

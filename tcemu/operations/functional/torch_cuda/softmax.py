@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -159,6 +160,14 @@ def _reducer(where_: Axis, kernel: Callable[[], RowKernel]) -> Callable[[str, Ar
     return lambda kind, terms: Value(reduce_tree_values(kind, tree, terms))
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "axis",
+        "log",
+        "dtype",
+    ),
+)
 def softmax(x: ArrayLike, axis: int = -1, *, log: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Compute the softmax along an axis, or its logarithm, as PyTorch's kernels do.
 
@@ -195,6 +204,14 @@ def log_softmax(x: ArrayLike, axis: int = -1, *, dtype: DTypeLike | None = None)
     return softmax(x, axis, log=True, dtype=dtype)
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "axis",
+        "log",
+        "dtype",
+    ),
+)
 def softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, log: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Compute the gradient of `softmax` from its result, as PyTorch's kernels do (`_softmax_backward_data`).
 
@@ -232,6 +249,13 @@ def log_softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, dtype
     return softmax_backward(grad, y, axis, log=True, dtype=dtype)
 
 
+@partial(
+    jax.jit,
+    static_argnames=(
+        "axis",
+        "gpu",
+    ),
+)
 def logsumexp(x: ArrayLike, axis: int = -1, *, gpu: str = "H200") -> Array:
     """Compute the logarithm of the sum of powers along an axis, as PyTorch does: a maximum, a difference, powers, a sum.
 
