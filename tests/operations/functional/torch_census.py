@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda.attention import attention
+from tcemu.operations.functional.torch_cuda.attention import attention, attention_backward
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
 from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward
@@ -149,9 +149,9 @@ def sdpa(backend: str, way: str, dtype: str, case: str) -> list:
     seed = f"{s}{keys}{d}"
     q = normal(f"q{seed}", (b, h, s, d), dtype)
     k, v = (normal(f"{which}{seed}", (b, key_heads, keys, d), dtype) for which in "kv")
-    if way == "fwd":
-        return [attention(q, k, v, backend=SDPA[backend], causal=causal == "True")[0]]
-    raise NotModelled("sdpa: no backward has a rule")
+    options = {"backend": SDPA[backend], "causal": causal == "True"}
+    out, logsumexp = attention(q, k, v, **options)
+    return [out] if way == "fwd" else list(attention_backward(out[..., ::-1], q, k, v, out, logsumexp, **options))
 
 
 def compute(name: str) -> list:

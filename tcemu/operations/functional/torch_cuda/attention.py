@@ -1,4 +1,4 @@
-"""PyTorch's `scaled_dot_product_attention` on a GPU, forward: which backend it takes, and what that backend computes, to the last bit.
+"""PyTorch's `scaled_dot_product_attention` on a GPU: which backend it takes, and what that backend computes, to the last bit.
 
 Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (the math backend) and cuda/sdp_utils.cpp (the choice); the fused
 kernels: `fused_attention.py`. Held to words of PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py`.
@@ -20,6 +20,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, flash_backward
 from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import KERNELS, FusedOperands, by_rows, fused_forward, fused_kernel
@@ -29,6 +30,7 @@ from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes,
 from tcemu.operations.products.matmul import matmul
 
 BACKENDS = (*KERNELS, "math")
+CUDNN_HIDDEN = -65504.0  # what PyTorch adds for a hidden key before cuDNN, in bf16 too: seen in records of an H200
 
 # ---- the choice
 
@@ -138,13 +140,13 @@ def attention(
         v: [batch, key heads, keys, size of a value].
         backend: "cudnn", "flash", "efficient" or "math"; `choose_backend` says which PyTorch takes.
         causal: A query sees the keys up to its own number.
-        bias: Added to the scaled scores, of q's dtype, or booleans: False hides a key. It broadcasts to [batch, heads, queries, keys].
+        bias: Added to the scaled scores, or booleans, of which False hides a key. It broadcasts to [batch, heads, queries, keys].
         scale: Factor of the scores; None: 1 / sqrt(size).
         gpu: "H100" or "H200".
 
     Returns:
         The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
-        natural logarithms.
+        natural logarithms; of "math" the f32 weights, [batch, heads, queries, keys], from which PyTorch computes its gradients.
 
     Raises:
         NotModelled: The kernel of this call is not known.
@@ -155,6 +157,67 @@ def attention(
     """
     call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
     return _math(call) if backend == "math" else _fused(call)
+
+
+OPEN_ORDERS = ("raise", "ascending")
+
+
+def attention_backward(
+    grad: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    out: ArrayLike,
+    logsumexp: ArrayLike,
+    *,
+    backend: str,
+    causal: bool = False,
+    bias: ArrayLike | None = None,
+    scale: float | None = None,
+    gpu: str = "H200",
+    open_order: str = "raise",
+) -> tuple[Array, Array, Array]:
+    """Compute the gradients of `attention` as one of PyTorch's backends does.
+
+    Args:
+        grad: Gradient of the result, in its shape and dtype.
+        q: As in `attention`.
+        k: As in `attention`.
+        v: As in `attention`.
+        out: The result of `attention`.
+        logsumexp: Its second result.
+        backend: "flash"; of the other backends no backward is known.
+        causal: As in `attention`.
+        bias: As in `attention`.
+        scale: As in `attention`.
+        gpu: As in `attention`.
+        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", which adds blocks of keys in
+            ascending order: one of the results that the GPU may give.
+
+    Returns:
+        The gradients of q, k and v, in their shapes and dtype.
+
+    Raises:
+        NotModelled: The backward of this call is not known, or its order is open.
+        Unsupported: The backend does not take the call.
+        ValueError: Shapes do not fit.
+    """
+    if open_order not in OPEN_ORDERS:
+        raise ValueError(f"open_order={open_order!r}: expected one of {', '.join(OPEN_ORDERS)}")
+    call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
+    if backend != "flash":
+        raise NotModelled(f"{backend}: no rule is known of its backward; known is that of flash (torch_cuda/attention.py)")
+    shapes = {"grad": jnp.shape(grad), "out": jnp.shape(out)}
+    if set(shapes.values()) != {call.q.shape} or jnp.shape(logsumexp) != call.q.shape[:3]:
+        raise ValueError(
+            f"attention_backward: got grad {list(shapes['grad'])}, out {list(shapes['out'])}, logsumexp {list(jnp.shape(logsumexp))}; "
+            f"expected {list(call.q.shape)} twice, and {list(call.q.shape[:3])}"
+        )
+    grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
+    operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
+    found = flash_backward(call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
+    dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
+    return dq, dk, dv
 
 
 class _Call(NamedTuple):
@@ -206,8 +269,10 @@ def _bind(
     scale = float(size**-0.5 if scale is None else scale)
     if not scale > 0:
         raise NotModelled(f"scale={scale}: known are positive scales")
-    target = (batch, heads, queries, key_shape[2])
-    return _Call(backend, next(iter(formats)), *codes, None if bias is None else _bias_codes(bias, target), causal, scale, gpu)
+    fmt, target = next(iter(formats)), (batch, heads, queries, key_shape[2])
+    added = None if bias is None else _bias_codes(bias, fmt, CUDNN_HIDDEN if backend == "cudnn" else -np.inf, target)
+    q_codes, k_codes, v_codes = codes
+    return _Call(backend, fmt, q_codes, k_codes, v_codes, added, causal, scale, gpu)
 
 
 def _wrong_shapes(shapes: list[tuple[int, ...]]) -> NoReturn:
@@ -217,13 +282,13 @@ def _wrong_shapes(shapes: list[tuple[int, ...]]) -> NoReturn:
     )
 
 
-def _bias_codes(bias: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """Return f32 codes of a bias; of booleans 0 and -Inf, as PyTorch converts a mask."""
+def _bias_codes(bias: ArrayLike, fmt: Format, hidden: float, shape: tuple[int, ...]) -> Array:
+    """Return f32 codes of a bias; of booleans 0 and `hidden` in the operands' format, as PyTorch converts a mask."""
     bias = bias if isinstance(bias, jax.Array) else np.asarray(bias)
     if bias.dtype == bool:
-        bias = jnp.where(bias, jnp.float32(0), jnp.float32(-jnp.inf))
-    fmt, codes = array_codes(bias)
-    return jnp.broadcast_to(convert(fmt, F32, codes), shape)
+        bias = jnp.where(bias, jnp.float32(0), jnp.float32(hidden)).astype(given_dtype(fmt))
+    own, codes = array_codes(bias)
+    return jnp.broadcast_to(convert(own, F32, codes), shape)
 
 
 def _fused(call: _Call) -> tuple[Array, Array]:
@@ -265,6 +330,6 @@ def _math(call: _Call) -> tuple[Array, Array]:
         scores = jnp.where(hidden, -jnp.inf, scores)
     if call.bias is not None:
         scores = numbers(Value(array_codes(scores)[1]) + Value(call.bias))
-    out = multiply_by_chain(softmax(scores), to_float(F32, v))
-    result = to_float(call.fmt, convert(F32, call.fmt, array_codes(out)[1]), given_dtype(call.fmt))
-    return result, jnp.zeros((*q.shape[:2], 0), jnp.float32)
+    weights = softmax(scores)
+    out = multiply_by_chain(weights, to_float(F32, v))
+    return to_float(call.fmt, convert(F32, call.fmt, array_codes(out)[1]), given_dtype(call.fmt)), weights

@@ -1,7 +1,7 @@
 """The forward of fused attention kernels on codes: blocks of keys, an online softmax, and P·V, for cuDNN, FlashAttention 2 and CUTLASS.
 
-The three kernels differ in data: `KERNELS` says how each scales, adds a row's exponentials, rescales and divides, and `fused_kernel` the block
-of keys and the instruction for a head size. The rows of a head are independent, so that blocks of queries do not matter.
+The three kernels differ in data: `KERNELS` says how each scales, adds a row's exponentials, rescales and divides, and `fused_kernel` the
+block of keys and the instruction for a head size. The rows of a head are independent, so that blocks of queries do not matter.
 
 Source: FlashAttention 2, csrc/flash_attn/src/flash_fwd_kernel.h, softmax.h and flash_fwd_launch_template.h, and PyTorch 2.11.0,
 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (which defines UNFUSE_FMA: the exponent is a product and a difference);
@@ -25,7 +25,7 @@ from jax.core import Tracer
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import f32_code, max_f32, maximum_f32
 from tcemu.engine.arithmetic.product_spec import product_spec
-from tcemu.engine.arithmetic.special_functions import SIGN, lg2
+from tcemu.engine.arithmetic.special_functions import lg2
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
@@ -37,7 +37,6 @@ MINUS_INFINITY, INFINITY, ONE = f32_code(-np.inf), f32_code(np.inf), f32_code(1.
 LANES = 4  # threads that share a row of an accumulator's tile: each has the columns 8i + 2t and 8i + 2t + 1
 WARP_COLUMNS = 32  # columns of a block that one warp of the CUTLASS kernel has
 ROWS_PER_CALL = 256  # rows that a compiled step takes, so that a step is compiled once and not once a shape
-UNIT = np.array(np.uint32(1))
 
 
 class FusedKernel(NamedTuple):
@@ -63,7 +62,7 @@ class OnlineSoftmax(NamedTuple):
 
     Attributes:
         descending: The blocks are taken from the last one.
-        scaled_first: A score is multiplied by the scale before the factor log2 e; else both are one factor, unless there is a bias.
+        scaled_first: A score is multiplied by the scale, then the bias is added; else both factors are one, and with a bias it is an fma.
         raw_decay: Sums are rescaled by 2^((old maximum - new maximum) * factor), of scores without the factor.
         sums: How a row's exponentials are added: "running": each lane adds to its sum of all blocks, rescaled by an fma; "block": each
             lane adds a block's, which an fma adds to the rescaled sum; "warps": the lanes of each warp are joined in each block.
@@ -115,10 +114,10 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> Fuse
                 f"efficient: got head size {size}; known are multiples of 8 up to 128, and of 32 above (torch_cuda/fused_attention.py)"
             )
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
-    if size > 128 and keys > 128:
+    if queries == 1:
         raise NotModelled(
-            f"cudnn: got head size {size} and {keys} keys; above 128 one block of 128 keys is known, since cuDNN's kernels are closed and "
-            "no words of larger ones were recorded (torch_cuda/fused_attention.py)"
+            "cudnn: got 1 query, for which cuDNN takes other kernels (sdpa_sm80_flash_fprop_wmma, 64 x 64 or 16 x 128), whose order is not "
+            "known: the rule of the others gives 8,183 of 8,192 recorded words of one with 2,048 keys (torch_cuda/fused_attention.py)"
         )
     return FusedKernel(name, 128, 16)
 
@@ -178,10 +177,8 @@ class Factors(NamedTuple):
 def softmax_factors(name: str, scale: float, has_bias: bool) -> Factors:
     """Return the factors of a kernel. FlashAttention 2 rounds the product with log2 e once, from f64; the others multiply in f32."""
     once, log2_e = np.float32(scale), np.float32(log2(e))
-    if KERNELS[name].scaled_first or has_bias:
-        factor = log2_e
-    else:
-        factor = np.float32(float(once) * log2(e)) if name == "flash" else once * log2_e
+    factor = np.float32(float(once) * log2(e)) if name == "flash" else once * log2_e
+    factor = log2_e if KERNELS[name].scaled_first or has_bias else factor
     return Factors(np.array(once.view(np.uint32)), np.array(np.float32(factor).view(np.uint32)))
 
 
@@ -237,11 +234,12 @@ def block_softmax(
     """
     visible = jnp.arange(scores.shape[-1])[None] < seen
     s, factor = Value(scores), Value(jnp.asarray(factors.factor))
-    if kind.scaled_first or bias is not None:
-        s = s * Value(jnp.asarray(factors.scale))
-    if bias is not None:
-        s = s + Value(bias)
-    s = where(visible, s, Value(MINUS_INFINITY))
+    scale = Value(jnp.asarray(factors.scale))
+    if kind.scaled_first:
+        s = s * scale if bias is None else s * scale + Value(bias)
+    elif bias is not None:
+        s = fma(s, scale, Value(bias))
+    s = where(visible, s, as_value(MINUS_INFINITY))
     t = s * factor
     largest = maximum_f32(state.largest, max_f32((s if kind.raw_decay else t).codes))
     reached = Value(jnp.where(largest == MINUS_INFINITY, jnp.uint32(0), largest))  # 0 where a row has seen no key
@@ -274,12 +272,13 @@ def rescale(sums: Array, decay: Array) -> Array:
 
 @jax.jit
 def _add_in_memory(stored: Array, added: Array, decay: Array, total: Array, flags: Array) -> Array:
-    """Add a block's P·V to the output in memory: alpha * added, and beta * stored after the first block; alpha normalises in the last one."""
+    """Add a block's P·V to the output in memory. flags [rows, 3]: the block is a row's first one, its last one, or one of its blocks."""
     first, last, active = (flags[:, i : i + 1] != 0 for i in range(3))
     alpha = where(last, 1.0 / where(total == 0, 1.0, Value(total)), 1.0)
-    single = alpha * Value(added)
-    both = fma(alpha, Value(added), (alpha * Value(decay)) * Value(stored))
-    return jnp.where(active, where(first, single, both).codes, stored)
+    x, y, beta = Value(added), Value(stored), Value(decay)
+    # where alpha is the constant 1, nvcc contracts the other product
+    both = where(last, fma(alpha, x, (alpha * beta) * y), fma(beta, y, x))
+    return jnp.where(active, where(first, alpha * x, both).codes, stored)
 
 
 # ---- the end of a row
@@ -300,10 +299,7 @@ def finish_rows(name: str, is_split: bool, in_memory: bool, sums: Array, state: 
     if kind.sums != "warps":
         total = _joined([Value(state.sums[:, i : i + 1]) for i in range(LANES)], kind.halves)
     largest, empty, ln_2 = Value(state.largest), total.codes == 0, as_value(log(2))
-    if kind.approximate:
-        inverse = rcp(total)
-    else:
-        inverse = 1.0 / where(empty, 1.0, total)
+    inverse = rcp(total) if kind.approximate else 1.0 / where(empty, 1.0, total)
     found = sums if in_memory else (Value(sums) * inverse).codes
     if name == "efficient":
         lse = where(largest.codes == MINUS_INFINITY, 0.0, largest) / as_value(log2(e)) + logf(where(empty, 1.0, total))
@@ -311,7 +307,7 @@ def finish_rows(name: str, is_split: bool, in_memory: bool, sums: Array, state: 
         logarithm = Value(lg2(total.codes)) * ln_2
         lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm)
         if name == "flash":
-            lse = where(empty, Value(MINUS_INFINITY if is_split else INFINITY), lse)
+            lse = where(empty, as_value(MINUS_INFINITY if is_split else INFINITY), lse)
     return RowResult(found, lse.codes)
 
 
@@ -328,7 +324,7 @@ def combine_splits(count: int, parts: tuple[RowResult, ...]) -> RowResult:
     while len(powers) > 1:  # lanes of a warp, joined in halves
         half = len(powers) // 2
         powers = [x + y for x, y in zip(powers[:half], powers[half:], strict=True)]
-    lse = where(powers[0].codes == 0, Value(INFINITY), logf(powers[0]) + top)
+    lse = where(powers[0].codes == 0, as_value(INFINITY), logf(powers[0]) + top)
     out = Value(jnp.zeros_like(parts[0].out))
     for each, part in zip(logs, parts, strict=True):
         out = fma(expf(each - lse), Value(part.out), out)
@@ -385,12 +381,19 @@ def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, que
     parts = []
     for first in range(0, per_split * kernel.splits, per_split):
         numbers = range(min(first, blocks), min(first + per_split, blocks))
-        parts.append(_forward_blocks(kernel, fmt, operands, numbers, limits, scale, rows))
+        parts.append(_forward_blocks(kernel, fmt, operands, numbers, limits, scale, rows, causal))
     return parts[0] if kernel.splits == 1 else by_rows(partial(combine_splits, kernel.splits), tuple(parts))
 
 
 def _forward_blocks(
-    kernel: FusedKernel, fmt: Format, operands: FusedOperands, numbers: range, limits: np.ndarray, scale: float, places: np.ndarray
+    kernel: FusedKernel,
+    fmt: Format,
+    operands: FusedOperands,
+    numbers: range,
+    limits: np.ndarray,
+    scale: float,
+    places: np.ndarray,
+    causal: bool,
 ) -> RowResult:
     """Compute the forward over some blocks of keys. limits: keys that each row sees; places: its number among its head's queries."""
     kind, (q, k, v, bias) = KERNELS[kernel.name], operands
@@ -399,7 +402,7 @@ def _forward_blocks(
     state = RowState(jnp.full((rows, 1), MINUS_INFINITY), jnp.zeros((rows, 1 if kind.sums == "warps" else LANES), jnp.uint32))
     sums: Array = jnp.zeros((rows, width), jnp.uint32)
     # keys that the block of 32 queries with a row sees, by which the kernel that adds in memory knows its last block
-    of_tile = np.minimum(np.tile(places // 32 * 32 + 32, rows // places.size), k.shape[-2]) if limits.min() < k.shape[-2] else limits
+    of_tile = np.minimum(np.tile(places // 32 * 32 + 32, rows // places.size), k.shape[-2]) if causal else limits
     for number in reversed(numbers) if kind.descending else numbers:
         start = number * kernel.keys
         pad = [(0, 0), (0, 0), (0, max(0, start + kernel.keys - k.shape[-2])), (0, 0)]

@@ -1,0 +1,194 @@
+"""The backward of FlashAttention 2 on codes: gradients of queries, keys and values, block of keys by block of keys.
+
+A block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its products are chains over
+the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys: of up to two blocks the
+order is no matter, of more it is open.
+
+Source: FlashAttention 2, csrc/flash_attn/src/flash_bwd_kernel.h, flash_bwd_preprocess_kernel.h and flash_bwd_launch_template.h; PyTorch
+2.11.0, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd. Held to words of PyTorch 2.11.0 on an H200.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import e, log2
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tcemu.base.errors import NotModelled
+from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
+from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, where
+from tcemu.operations.functional.torch_cuda.fused_attention import (
+    INFINITY,
+    LARGEST_HEAD,
+    MINUS_INFINITY,
+    Factors,
+    by_rows,
+    multiply_codes_by_rows,
+    rescale,
+    softmax_factors,
+)
+
+DEPTH = 16  # K of the mma instruction
+VECTOR = 8  # elements that a thread loads at a time
+MOST_SUMMED = 4  # gradients of a group's heads that one thread adds in turn
+
+
+class BackwardTiles(NamedTuple):
+    """Blocks of the kernel of a head size on sm_90: rows of queries and of keys."""
+
+    queries: int
+    keys: int
+
+
+TILES = {  # head size up to which a kernel serves
+    32: BackwardTiles(128, 128),
+    64: BackwardTiles(128, 128),
+    96: BackwardTiles(64, 128),
+    128: BackwardTiles(64, 128),
+    192: BackwardTiles(64, 64),
+    256: BackwardTiles(64, 64),
+}
+
+
+class BackwardOperands(NamedTuple):
+    """Operands of the backward, codes of their format, except for the log-sum-exps."""
+
+    grad: Array  # [batch, heads, queries, size]
+    q: Array
+    k: Array  # [batch, key heads, keys, size]
+    v: Array
+    out: Array  # [batch, heads, queries, size]
+    logsumexp: Array  # f32 codes [batch, heads, queries]
+
+
+@partial(jax.jit, static_argnums=0)
+def _row_products(threads: int, grad: Array, out: Array) -> Array:
+    """Return the sum of grad * out of each row, f32 codes [rows, 1]: threads take 8 elements at a time, and are joined in halves."""
+    shape = (grad.shape[0], -1, threads, VECTOR)
+    x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], threads) for a in (grad, out))
+    first = (Value(x[0]) * Value(y[0])).codes
+    total = lax.scan(lambda total, xy: (fma_f32(xy[0], xy[1], total), None), first, (x[1:], y[1:]))[0]
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = add_f32(total[:, :half], total[:, half:])
+    return total
+
+
+class BlockGradients(NamedTuple):
+    """P and dS of a block of keys, codes of the operands' format [rows, keys]."""
+
+    p: Array
+    ds: Array
+
+
+@partial(jax.jit, static_argnums=0)
+def _block_gradients(
+    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array
+) -> BlockGradients:
+    """Compute P = 2^(s * factor - logsumexp * log2 e) and dS = P * (dO·Vᵀ - the row's sum)."""
+    visible = jnp.arange(scores.shape[-1])[None] < seen
+    s = where(visible, Value(scores), as_value(MINUS_INFINITY))
+    lse = Value(logsumexp)
+    shift = where(logsumexp == MINUS_INFINITY, 0.0, lse * as_value(log2(e)))
+    p = ex2(s * Value(jnp.asarray(factors.factor)) - shift)
+    ds = p * (Value(products) - Value(row_sums))
+    return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
+
+
+def flash_backward(
+    fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_ascending_order: bool = False
+) -> tuple[Array, Array, Array]:
+    """Compute the gradients of queries, keys and values.
+
+    Args:
+        fmt: The operands' format.
+        operands: Their codes.
+        causal: A query sees the keys up to its own number.
+        scale: Factor of the scores.
+        in_ascending_order: More than two blocks of keys are added to the gradient of the queries in ascending order.
+
+    Returns:
+        Codes of `fmt`, of the shapes of q, k and v.
+
+    Raises:
+        NotModelled: The order of the additions is open, or the head size is another one.
+    """
+    grad, q, k, v, out, logsumexp = operands
+    batch, heads, queries, size = q.shape
+    keys, group = k.shape[2], heads // k.shape[1]
+    if size > LARGEST_HEAD:
+        raise NotModelled(f"flash: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/attention_backward.py)")
+    tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
+    blocks = -(-keys // tiles.keys)
+    if blocks > 2 and not in_ascending_order:
+        raise NotModelled(
+            f"flash: the order is open: {blocks} blocks of {tiles.keys} keys are added to the gradient of the queries by atomics, so that "
+            "the GPU's own words differ from call to call; of two blocks they do not, and open_order='ascending' gives one order "
+            "(torch_cuda/attention_backward.py)"
+        )
+    rows = -(-queries // tiles.queries) * tiles.queries
+    factors = softmax_factors("flash", scale, has_bias=False)
+
+    def padded(x: Array, length: int, fill: np.uint32 | int = 0) -> Array:
+        return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
+
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    threads = (64 if tile_size % 64 == 0 else 32) // VECTOR
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (grad, out)]
+    row_sums = padded(jnp.asarray(by_rows(partial(_row_products, threads), *wide)).reshape(batch, heads, queries, 1), rows)
+    lse = padded(logsumexp[..., None], rows, INFINITY)
+    q, grad = padded(q, rows), padded(grad, rows)
+    k, v = (padded(jnp.repeat(x, group, 1), blocks * tiles.keys) for x in (k, v))
+    limits = np.minimum(np.arange(rows) + 1 + keys - queries, keys) if causal else np.full(rows, keys)
+    limits = np.tile(np.maximum(limits, 0), batch * heads).astype(np.int32)
+    order = np.arange(rows).reshape(-1, tiles.queries)[::-1].reshape(-1)  # blocks of queries from the last one
+    by_query = lambda x: jnp.swapaxes(x[:, :, order], -1, -2)
+    product = lambda a, b: multiply_codes_by_rows(fmt, DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
+
+    of_q, of_k, of_v = jnp.zeros((batch * heads * rows, size), jnp.uint32), [], []
+    turned_grad, turned_q = by_query(grad), by_query(q)
+    for start in range(0, blocks * tiles.keys, tiles.keys):
+        own_k, own_v = (x[:, :, start : start + tiles.keys] for x in (k, v))
+        p, ds = by_rows(
+            lambda *x: _block_gradients(fmt, factors, *x),
+            flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
+        )  # fmt: skip
+        p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
+        of_v.append(product(by_query(p), turned_grad))
+        of_k.append(product(by_query(ds), turned_q))
+        of_q = by_rows(add_f32, of_q, flat(product(ds, jnp.swapaxes(own_k, -1, -2))))
+
+    def finished(x: Array, factor: np.ndarray | None) -> Array:
+        """Multiply by the scale and round."""
+        scaled = x if factor is None else by_rows(lambda y: rescale(y, jnp.full((y.shape[0], 1), jnp.uint32(factor))), x)
+        return jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), scaled))
+
+    dq = finished(of_q, factors.scale).reshape(batch, heads, rows, size)[:, :, :queries]
+    dk, dv = (
+        finished(flat(jnp.concatenate(parts, axis=2)), factor).reshape(batch, heads, -1, size)[:, :, :keys]
+        for parts, factor in ((of_k, factors.scale), (of_v, None))
+    )
+    return dq, _sum_of_groups(fmt, dk, group), _sum_of_groups(fmt, dv, group)
+
+
+def _sum_of_groups(fmt: Format, gradients: Array, group: int) -> Array:
+    """Add the rounded gradients of the heads of a group, as PyTorch does after the kernel: in f32, in turn."""
+    if group == 1:
+        return gradients
+    if group > MOST_SUMMED:
+        raise NotModelled(
+            f"flash: got groups of {group} heads; known is the sum of up to {MOST_SUMMED}, which one thread adds in turn "
+            "(torch_cuda/attention_backward.py)"
+        )
+    parts = convert(fmt, F32, gradients).reshape(gradients.shape[0], -1, group, *gradients.shape[2:])
+    total = Value(parts[:, :, 0])
+    for head in range(1, group):
+        total = total + Value(parts[:, :, head])
+    return convert(F32, fmt, total.codes)
