@@ -162,7 +162,9 @@ def main() -> int:
             if name in file and not (form[2] and not seed):
                 torch_proposals.SEED = seed
                 choices = list(map(tuple, file["choices"].tolist()))
-                rows.append((torch_proposals.shapes(form, torch_proposals.COUNTS[seed])[: len(file[name])], [choices[i] for i in file[name]]))
+                rows.append(
+                    (torch_proposals.shapes(form, torch_proposals.COUNTS[seed])[: len(file[name])], [choices[i] for i in file[name]])
+                )
         if not rows:
             continue
         tree, found, without, kept = fit(form, np.concatenate([shapes for shapes, _ in rows]), [c for _, part in rows for c in part])

@@ -1,12 +1,13 @@
-"""Products within other operations of PyTorch on Hopper: the patch convolution of a vision transformer, and the grouped products of experts.
+"""Products within other operations of PyTorch on Hopper: the patch convolution of a vision transformer, and grouped products of experts.
 
 Source: kernels and words of torch 2.11.0 on an NVIDIA H200, 42 patch convolutions and 20 grouped products in bf16 and f16
-(tests/gpu_runs/torch_products.py, seed 0): the orders below give every compared word, 60 and 100 of each. PyTorch, aten/src/ATen/native/GroupedMMUtils.h:
-without a kernel for the dtype, a grouped product is one product an expert.
+(tests/gpu_runs/torch_products.py, seed 0): the orders below give every compared word, 60 and 100 of each. In f16 and f32 a grouped product
+launched the kernels of one product an expert.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,7 +47,9 @@ def patch_convolution(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = 
     """
     x, weight = jnp.asarray(x), jnp.asarray(weight)
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] != x.shape[1] or weight.shape[2] != weight.shape[3] or x.dtype != weight.dtype:
-        raise ValueError(f"{x.dtype}{list(x.shape)} and {weight.dtype}{list(weight.shape)}: expected [B, C, H, W] and [O, C, P, P] in one dtype")
+        raise ValueError(
+            f"{x.dtype}{list(x.shape)} and {weight.dtype}{list(weight.shape)}: expected [B, C, H, W] and [O, C, P, P] in one dtype"
+        )
     batch, channels, height, width = x.shape
     outputs, size = weight.shape[0], weight.shape[2]
     rows, columns = height // size, width // size
@@ -95,12 +98,16 @@ def grouped_matmul(x: ArrayLike, weights: ArrayLike, offsets: Any, *, transposed
     x, weights = jnp.asarray(x), jnp.asarray(weights)
     edges = [0, *np.asarray(offsets, np.int64).tolist()]
     if x.ndim != 2 or weights.ndim != 3 or len(edges) != len(weights) + 1 or sorted(edges) != edges or edges[-1] != len(x):
-        raise ValueError(f"{list(x.shape)}, {list(weights.shape)} and offsets {edges[1:]}: expected [M, K], [E, K, N] and E offsets up to M")
+        raise ValueError(
+            f"{list(x.shape)}, {list(weights.shape)} and offsets {edges[1:]}: expected [M, K], [E, K, N] and E offsets up to M"
+        )
     call = TorchProduct(jnp.dtype(x.dtype).name, max(1, len(x)), x.shape[1], weights.shape[2])
     check_product(call)
-    recipe = KernelRecipe(call.format, call.format, call.format, tensor_core(call), Slices.single(call.k)) if call.dtype == "bfloat16" else None
+    recipe = (
+        KernelRecipe(call.format, call.format, call.format, tensor_core(call), Slices.single(call.k)) if call.dtype == "bfloat16" else None
+    )
     parts = []
-    for expert, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for expert, (start, stop) in enumerate(pairwise(edges)):
         if start == stop:
             continue
         rows = x[start:stop]

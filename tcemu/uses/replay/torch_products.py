@@ -375,13 +375,14 @@ def matmul(
         NotModelled, Unsupported: As in `choose_kernel`.
         ValueError: The shapes or dtypes do not fit.
     """
-    a, b, bias = (None if x is None else jnp.asarray(x) for x in (a, b, bias))
-    if not a.dtype == b.dtype or (bias is not None and bias.dtype != a.dtype):
-        raise ValueError(f"dtypes {a.dtype}, {b.dtype}{'' if bias is None else f', {bias.dtype}'}: expected one")
-    shape = None if bias is None else bias.shape
-    call = torch_product(a.shape, b.shape, a.dtype, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
+    left, right, addend = jnp.asarray(a), jnp.asarray(b), None if bias is None else jnp.asarray(bias)
+    dtypes = {x.dtype for x in (left, right, addend) if x is not None}
+    if len(dtypes) > 1:
+        raise ValueError(f"dtypes {', '.join(map(str, dtypes))}: expected one")
+    shape = None if addend is None else addend.shape
+    call = torch_product(left.shape, right.shape, left.dtype, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
-    return multiply_as_chosen(choice, a, b, bias)
+    return multiply_as_chosen(choice, left, right, addend)
 
 
 def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | None = None) -> Array:

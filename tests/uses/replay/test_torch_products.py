@@ -90,7 +90,7 @@ USUAL = ("CUTLASS", "gemmSN_NN", "XMMA f32", "nvjet", "CUTLASS f32")
 def is_usual(name, seen=Counter()):  # noqa: B006
     kernels = order_of_kernels(launches_of(name), product_of(name))
     seen[kernels.kernels] += 1
-    return kernels.kernels in USUAL and seen[kernels.kernels] == 1 or kernels.addend_first
+    return (kernels.kernels in USUAL and seen[kernels.kernels] == 1) or kernels.addend_first
 
 
 @pytest.mark.parametrize("name", [n if is_usual(n) else pytest.param(n, marks=pytest.mark.full) for n in recorded()["words"]])
@@ -99,14 +99,15 @@ def test_recorded_kernels_give_the_words_of_an_h200(name):
     assert ours == theirs
 
 
-def is_same(choice, order):
-    return choice.recipe.replace(conditions=order.recipe.conditions).has_order(order.recipe) and choice.addend_first == order.addend_first
-
-
 def same_order(choice, order):
     """True if both have one order, whatever instruction of 16 products a recipe names."""
     mine, other = choice.recipe, order.recipe
-    parts = lambda recipe: (recipe.slices.edges, recipe.slices.dealt, recipe.merge if len(recipe.slices.edges) != 2 else None, recipe.epilogue)
+    parts = lambda recipe: (
+        recipe.slices.edges,
+        recipe.slices.dealt,
+        recipe.merge if len(recipe.slices.edges) != 2 else None,
+        recipe.epilogue,
+    )
     units = [recipe.unit if not hasattr(recipe.unit, "op") else (recipe.unit.op.k, recipe.unit.residue) for recipe in (mine, other)]
     return parts(mine) == parts(other) and units[0] == units[1] and choice.addend_first == order.addend_first
 
@@ -188,7 +189,7 @@ def test_what_nobody_observed_is_refused():
             choose_kernel(call._replace(**changes))
     with pytest.raises(ValueError, match="expected one"):
         matmul(np.ones((2, 4), np.float32), np.ones((4, 2), np.float16))
-    with pytest.raises(ValueError, match="expected \\[..., M, K\\]"):
+    with pytest.raises(ValueError, match=r"expected \[\.\.\., M, K\]"):
         torch_product((2, 4), (5, 2), "float32")
 
 
@@ -197,4 +198,6 @@ def test_a_tree_answers_by_its_leaves():
     tree = FormTree([["fma"]], ["M", 8, [0, 20], []])
     assert tree.find(product_features(call, 132)) == (["fma"], 20)
     assert tree.find(product_features(call._replace(m=9), 132)) is None
-    assert form_name(call._replace(addend="columns")) == "f32-rr-bias" and all(name.split("-")[0] in DTYPES for name in product_rules().forms)
+    assert form_name(call._replace(addend="columns")) == "f32-rr-bias" and all(
+        name.split("-")[0] in DTYPES for name in product_rules().forms
+    )
