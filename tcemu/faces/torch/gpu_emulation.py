@@ -25,7 +25,8 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.faces.torch.watching import describe_tensor
-from tcemu.operations.functional.torch_cuda.attention import CHOICES, AttentionCall
+from tcemu.operations.functional.torch_cuda.attention import CHOICES, CUDNN_HIDDEN, AttentionCall
+from tcemu.operations.functional.torch_cuda.sorting import NETWORK
 from tcemu.uses.replay.aten_operations import (
     EXACT,
     EXACT_RESULT,
@@ -47,7 +48,6 @@ NUMPY_DTYPES = {
     torch.float64: np.dtype(np.float64), torch.int64: np.dtype(np.int64), torch.int32: np.dtype(np.int32), torch.int16: np.dtype(np.int16),
     torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.bool: np.dtype(np.bool_),
 }  # fmt: skip
-CUDNN_HIDDEN = -65504.0  # what PyTorch adds for a hidden key before cuDNN's attention, in bf16 too: seen in records of an H200
 RANDOM = ("rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal")
 
 
@@ -78,7 +78,10 @@ def _empty_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch
     """Return empty tensors like the results, with the strides that PyTorch gives them. The operands are not read."""
     meta = lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     given = pytree.tree_map_only(torch.Tensor, meta, (args, kwargs))
-    found = func(*given[0], **given[1])
+    try:
+        found = func(*given[0], **given[1])
+    except NotImplementedError as error:
+        raise NotModelled(f"PyTorch does not say which shapes {func} gives") from error
     leaves = list(found) if isinstance(found, list | tuple) else [found]
     return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if _is_tensor(x) else x for x in leaves]
 
@@ -327,7 +330,8 @@ class GpuEmulation:
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = " · ".join(describe_tensor(x) for x in _flat_tensors(args, kwargs))
         try:
-            if name in OPERATIONS and self._has_floats(func, args, kwargs):
+            is_stable = name == "sort" and bool(kwargs.get("stable"))
+            if name in OPERATIONS and not is_stable and self._has_floats(func, args, kwargs):
                 answer, result = self._by_rule(func, name, args, kwargs)
                 self._add(place, operands, answer.kernel, answer.evidence)
                 return result
@@ -362,7 +366,8 @@ class GpuEmulation:
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
         for i, out in enumerate(empty):
             if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
-                empty[i] = out.zero_() if isinstance(out, torch.Tensor) else out
+                if isinstance(out, torch.Tensor):
+                    out.zero_()
             elif (found := answer.results[i]) is not None:
                 empty[i] = _write_result(out, to_tensor(found), bool(outs))
             elif not outs:
@@ -401,29 +406,23 @@ class GpuEmulation:
         if self.unknown == "warn" and place[0] not in self._warned:
             self._warned.add(place[0])
             warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=4)
-        result = func(*args, **kwargs)
+        name = _base_name(func)
+        if name.startswith("_scaled_dot_product_") and "_for_cpu" not in name and "_math" not in name:
+            result = _attention_by_formula(func, args, kwargs)  # a CPU has no such kernel
+        else:
+            result = func(*args, **kwargs)
         self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
         return result
 
 
 def _sort(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
-    """CUDA's sort is stable, and a CPU's need not be."""
-    names = [x.name for x in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    run = torch.ops.aten.sort.stable
-    options = {"stable": True, "dim": given.get("dim", -1), "descending": given.get("descending", False)}
-    return lambda *_, **__: run(given["self"], **options), "moves elements; the sort is stable, as CUDA's radix sort is"
-
-
-def _topk(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
-    """The largest elements are known, and their indices unless elements are equal."""
-    names = [x.name for x in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    x, k, dim, largest = given["self"], given["k"], given.get("dim", -1), given.get("largest", True)
-    ordered = x.sort(dim=dim, descending=largest, stable=True).values.narrow(dim, 0, min(k + 1, x.shape[dim]))
-    if bool((ordered.diff(dim=dim) == 0).any()):
-        raise NotModelled("topk: equal elements: which of them CUDA's radix selection takes first is not known")
-    return func, "moves elements, none of which are equal"
+    """A stable sort, and one of integers: CUDA's is stable for more than 32 elements, and a CPU's need not be."""
+    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    x, dim, is_stable = given["self"], given.get("dim", -1), bool(given.get("stable"))
+    if not is_stable and x.ndim and x.shape[dim] <= NETWORK and bool((x.sort(dim=dim).values.diff(dim=dim) == 0).any()):
+        raise NotModelled(f"sort: equal integers among {x.shape[dim]}: CUDA's network for up to {NETWORK} is not stable")
+    options = {"stable": True, "dim": dim, "descending": given.get("descending", False)}
+    return lambda *_, **__: torch.ops.aten.sort.stable(x, **options), "moves elements by a stable sort"
 
 
 def _arange(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
@@ -454,7 +453,6 @@ def _accumulate(index: str, axis: str | None, func: Any, args: tuple, kwargs: di
 
 SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
     "sort": _sort,
-    "topk": _topk,
     "arange": _arange,
     "index_put": partial(_accumulate, "indices", None),
     "_index_put_impl": partial(_accumulate, "indices", None),
@@ -578,3 +576,30 @@ def _choose_backend(
     if not found:
         raise RuntimeError(f"scaled_dot_product_attention: no backend that is switched on takes {call}")
     return found[0]
+
+
+def _attention_by_formula(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Compute a fused attention that is not known, or its gradients, by its formula in float32. Dropout is left out."""
+    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    query, key, value = (given[name].float() for name in ("query", "key", "value"))
+    group = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+    scores = query @ keys.mT * scale
+    if given.get("attn_bias") is not None:
+        scores = scores + given["attn_bias"].float()
+    if given.get("is_causal", False):
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    sums = scores.logsumexp(-1, keepdim=True)
+    weights = torch.nan_to_num((scores - sums).exp())
+    if "logsumexp" not in given:
+        empty = _empty_results(func, args, kwargs)
+        for out, found in zip(empty, (weights @ values, sums), strict=False):
+            if isinstance(out, torch.Tensor) and out.numel() == found.numel():
+                out.copy_(found.reshape(out.shape))
+        return tuple(x.zero_() if i > 1 and isinstance(x, torch.Tensor) else x for i, x in enumerate(empty))
+    grad, out = (given["grad_out_" if "grad_out_" in given else "grad_out"].float(), given["out"].float())
+    of_scores = weights * (grad @ values.mT - (grad * out).sum(-1, keepdim=True)) * scale
+    heads = lambda x: x.unflatten(1, (-1, group)).sum(2).to(given["query"].dtype)
+    found = ((of_scores @ keys).to(given["query"].dtype), heads(of_scores.mT @ query), heads(weights.mT @ grad))
+    return found if len(func._schema.returns) == 3 else (*found, None)

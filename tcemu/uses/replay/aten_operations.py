@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax
+from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax, sorting
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
 from tcemu.uses.replay import torch_patches, torch_products
@@ -351,7 +351,7 @@ def _gelu_backward(call: Call) -> Answer:
     return _function("grad_output self", name, PAIRS)(call)
 
 
-POWERS: dict[float, str] = {2.0: "pow2", 3.0: "pow3", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+POWERS = {2.0: "pow2", 3.0: "pow3", 0.5: "pow_half", -0.5: "pow_minus_half", -1.0: "pow_minus_1", -2.0: "pow_minus_2"}
 
 
 def _pow(call: Call) -> Answer:
@@ -567,9 +567,33 @@ def _embedding_backward(call: Call) -> Answer:
 
 def _cumsum(call: Call) -> Answer:
     x = call["self"]
+    if call.dtype.kind in "iu":
+        return Answer((np.cumsum(x.astype(call.dtype), call["dim"], dtype=call.dtype),), "integers", Evidence(EXACT_RESULT, "integers"))
     if call.dtype != x.dtype:
         raise NotModelled(f"cumsum: got {x.dtype} to {call.dtype}; known are results of the operand's dtype (torch_cuda/scans.py)")
     return Answer((_evaluate(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
+
+
+# ---- sorting
+
+TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
+
+
+def _indexed(call: Call, found: tuple[np.ndarray, np.ndarray], kernel: str) -> Answer:
+    return Answer((found[0], found[1].astype(call.dtypes[1])), kernel, TIES)
+
+
+def _sort(call: Call) -> Answer:
+    if call["stable"]:
+        raise NotModelled("sort: a stable sort has no rule here; PyTorch on this CPU gives its bits (replay/aten_operations.py)")
+    found = _evaluate(sorting.sort, call["self"], call["dim"], bool(call["descending"]))
+    return _indexed(call, found, f"Sort.cu, {call['self'].shape[call['dim']]} elements")
+
+
+def _topk(call: Call) -> Answer:
+    _requires(call, sorted=True)
+    found = _evaluate(sorting.topk, call["self"], call["k"], call["dim"], bool(call["largest"]))
+    return _indexed(call, found, f"TensorTopK.cu, {call['k']} of {call['self'].shape[call['dim']]}")
 
 
 # ---- fused optimizers
@@ -678,6 +702,18 @@ def _attention(call: Call, backend: str) -> Answer:
     return Answer((np.asarray(out), np.asarray(logarithms)), f"{backend} attention, {k.shape[2]} keys", ATTENTION)
 
 
+def _attention_backward(call: Call, backend: str) -> Answer:
+    """Compute the gradients of a backend. Those of cuDNN and of the memory-efficient kernel are not known."""
+    _requires(call, dropout_p=0.0)
+    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
+    operands = [np.ascontiguousarray(call[name]) for name in names]
+    operands[-1] = operands[-1].reshape(operands[1].shape[:3])
+    found = attention.attention_backward(
+        *operands, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
+    )
+    return Answer(tuple(map(np.asarray, found)), f"{backend} attention, gradients", ATTENTION)
+
+
 # ---- the table
 
 FUSED_ADAM = (
@@ -748,6 +784,28 @@ OPERATIONS: dict[str, Operation] = {
         "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None",
         partial(_attention, backend="efficient"),
     ),
+    "_scaled_dot_product_cudnn_attention_backward": Operation(
+        "grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, "
+        "dropout_p, is_causal, scale=None",
+        partial(_attention_backward, backend="cudnn"),
+    ),
+    "_scaled_dot_product_flash_attention_backward": Operation(
+        "grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, "
+        "philox_offset, scale=None",
+        partial(_attention_backward, backend="flash"),
+    ),
+    "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
+    "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),
+    "softplus_backward": Operation(
+        "grad_output, self, beta, threshold", _with(_function("grad_output self", evidence=PAIRS), beta=1, threshold=20)
+    ),
+    "mish_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
+    "hardsigmoid": Operation("self", _function("self")),
+    "hardsigmoid_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
+    "leaky_relu_backward": Operation(
+        "grad_output, self, negative_slope, self_is_result", _with(_function("grad_output self", evidence=PAIRS), negative_slope=0.01)
+    ),
+    **{name: Operation("self, other", _function("self other", evidence=PAIRS)) for name in ("atan2", "fmod", "remainder", "logaddexp")},
     "convolution": Operation("input, weight, bias, stride, padding, dilation, transposed, output_padding, groups", _convolution),
     "_grouped_mm": Operation("self, mat2, offs=None, bias=None, out_dtype=None", _grouped_mm),
     "mm": Operation("self, mat2", _mm),
