@@ -74,7 +74,7 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def _empty_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor | None]:
+def _empty_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     """Return empty tensors like the results, with the strides that PyTorch gives them. The operands are not read."""
     meta = lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     given = pytree.tree_map_only(torch.Tensor, meta, (args, kwargs))
@@ -539,23 +539,22 @@ def scaled_dot_product_attention(
     """
     needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     backend = _choose_backend(emulation, query, key, value, attn_mask, is_causal)
-    aten = torch.ops.aten
     if backend == "math":
         given = {"scale": scale, "enable_gqa": enable_gqa}
-        return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **given)[0]
+        return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **given)[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
         attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "cudnn":
-        run = aten._scaled_dot_product_cudnn_attention
+        run = torch.ops.aten._scaled_dot_product_cudnn_attention
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
     if backend == "efficient":
-        run = aten._scaled_dot_product_efficient_attention
+        run = torch.ops.aten._scaled_dot_product_efficient_attention
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, scale=scale)[0]
     size = query.shape[-1]
     padded = [torch.nn.functional.pad(x, (0, -size % 8)) if size % 8 else x for x in (query, key, value)]
     scale = size**-0.5 if scale is None else scale
-    return aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
+    return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
 
 
 def _choose_backend(
