@@ -31,12 +31,9 @@ from tcemu.engine.formats.number_formats import BF16, F16, F32
 GROUPS = ("unary", "binary", "reduce", "norm", "loss", "embedding", "optimizer")
 USUAL = (
     "unary|gelu|f32", "unary|silu|f16", "unary|log1p|bf16", "unary|sqrt|bf16", "binary|silu_backward|f32",
-    "binary|tanh_backward|bf16", "unary|sin|f32", "optimizer|AdamW|fused|f32",
+    "binary|tanh_backward|bf16",
 )  # fmt: skip
-USUAL_ROWS = (
-    "spatial|softmax_bwd|bf16|2x7x5", "scan|cumsum|bf16|2x7x5;1", "order|topk|bf16|64x8;3", "taken|embedding_bwd|bf16|7x33x3",
-    "axes|sum|f32|3x4x5x6;1,3",
-)  # fmt: skip
+USUAL_ROWS = ("scan|cumsum|bf16|2x7x5;1", "order|topk|bf16|64x8;3", "taken|embedding_bwd|bf16|7x33x3")
 ONE = np.float32(1)
 
 
@@ -139,7 +136,7 @@ def test_what_has_no_rule_is_named(call, said):
 
 def test_nan_infinities_and_zeros_go_through_every_function():
     x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40], np.float32)
-    for name in ("exp", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos"):
+    for name in ("exp", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sigmoid"):
         exact = {"sigmoid": lambda v: 1 / (1 + np.exp(-v)), "rsqrt": lambda v: 1 / np.sqrt(v), "erf": np.vectorize(math.erf)}
         with np.errstate(all="ignore"):
             expected = exact.get(name, getattr(np, name, None))(x.astype(np.float64))
@@ -149,13 +146,28 @@ def test_nan_infinities_and_zeros_go_through_every_function():
     assert set(OPERATORS) > {"exp", "erf"}
 
 
+def test_sines_of_large_angles_are_right():
+    """Above 105615 an angle is reduced by 192 bits of 2/pi."""
+    sines = {
+        1e5: 0.035748797972,
+        2e5: -0.0714518952125,
+        -3e7: -0.964130297899,
+        1e20: 0.656576677855,
+        -3.4e38: 0.244084874408,
+        2.0**100: -0.872183605418,
+    }
+    x = np.array(list(sines), np.float32)  # the sines of these f32 to 12 digits
+    got = np.asarray(jax.jit(elementwise, static_argnums=0)("sin", x))
+    assert np.allclose(got, list(sines.values()), rtol=2e-7)
+
+
 def test_powers_angles_and_remainders_of_special_values_are_those_of_c():
     some = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.0, -3.0, 0.5, 1e-40, 3e38], np.float32)
     x, y = (v.reshape(-1) for v in np.meshgrid(some, some))
     with np.errstate(all="ignore"):
         for name, exact in (("pow", np.power), ("atan2", np.arctan2), ("fmod", np.fmod)):
             expected = exact(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
-            got = np.asarray(elementwise(name, x, y))
+            got = np.asarray(jax.jit(elementwise, static_argnums=0)(name, x, y))
             assert np.allclose(got, expected, rtol=1e-6, atol=1e-45, equal_nan=True), name
             assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all(), name
 
@@ -168,6 +180,7 @@ def test_layer_norm_has_the_moments_of_each_row():
     assert jnp.asarray(y).dtype == jnp.float32
 
 
+@pytest.mark.full
 def test_the_gradient_of_cross_entropy_is_that_of_jax():
     x, target = np.random.default_rng(2).standard_normal((4, 6)).astype(np.float32), np.array([0, 5, 2, 2])
 

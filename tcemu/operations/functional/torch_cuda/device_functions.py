@@ -448,7 +448,7 @@ def atan2f(y: Value, x: Value) -> Value:
     angle = where(width.codes == height.codes, where(left, _constant(0x4016CBE4), _constant(0x3F490FDB)), angle)
     angle = where(larger.codes == 0, where(left, _constant(0x40490FDB), 0.0), angle)
     total = width + height
-    return where(is_nan_f32(total.codes), NAN, Value((angle.codes & MAGNITUDE) | (y.codes & SIGN)))
+    return Value(jnp.where(is_nan_f32(total.codes), NAN, (angle.codes & MAGNITUDE) | (y.codes & SIGN)))
 
 
 @jax.jit

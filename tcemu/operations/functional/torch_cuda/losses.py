@@ -50,7 +50,7 @@ def loss_tree(rows: int) -> Node:
 def _weights(fmt: Format, target: Array, weight: ArrayLike | None, ignore_index: int) -> tuple[Array, Value]:
     """Return whether each row counts, and its weight."""
     counts = target != ignore_index
-    ones = as_value(jnp.full(target.shape, as_value(1.0).codes))
+    ones = Value(jnp.full(target.shape, as_value(1.0).codes))
     if weight is None:
         return counts, ones
     _, values = _values("nll_loss", weight)

@@ -350,7 +350,7 @@ def group_norm_backward(
     shape = (axes.images, axes.channels, axes.inner)
     values, grads = (Value(_values("group_norm_backward", v).codes.reshape(shape)) for v in (x, grad))
     centre, scale = (Value(_values("group_norm_backward", v).codes.reshape(axes.images, groups)) for v in (mean, rstd))
-    w = as_value(jnp.full(axes.channels, as_value(1.0).codes)) if weight is None else _values("group_norm_backward", weight)
+    w = Value(jnp.full(axes.channels, as_value(1.0).codes)) if weight is None else _values("group_norm_backward", weight)
     of_channel = lambda value: Value(jnp.repeat(value.codes, each, axis=1))  # [images, channels]
     if axes.inner == 1:
         x1, dy1 = Value(values.codes[..., 0]), Value(grads.codes[..., 0])

@@ -132,9 +132,9 @@ def _adam(form: str, decays: str, maximize: bool, numbers: Array, param: ArrayLi
     scalars = [Value(number) for number in numbers]
     g = -g if maximize else g
     compute = _fused_adam if form == "fused" else partial(_adam_by_operations, form, fmt)
-    found = compute(decays, scalars, p, g, m, v, largest)
-    results = [None if value is None else result_array(value, fmt) for value in found]
-    return results[0], AdamState(*results[1:])
+    p, m, v, largest = compute(decays, scalars, p, g, m, v, largest)
+    found = AdamState(result_array(m, fmt), result_array(v, fmt), None if largest is None else result_array(largest, fmt))
+    return result_array(p, fmt), found
 
 
 def _adam_by_operations(form: str, fmt: Format, decays: str, numbers: list[Value], p: Value, g: Value, m: Value, v: Value, largest):

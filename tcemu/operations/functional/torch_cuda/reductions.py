@@ -91,7 +91,7 @@ class TermSums(ElementSums):
         return tuple(x[places] for x in self.terms)  # EMPTY is the last one
 
     def accumulate(self, running: Array, elements: tuple[Array, ...]) -> Array:
-        return self.how.take(running, elements if len(elements) > 1 else elements[0])
+        return self.how.take(running, elements[0] if len(self.terms) == 1 else elements)
 
     def add(self, x: Array, y: Array) -> Array:
         return self.how.join(x, y)
