@@ -20,7 +20,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
-from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, flash_backward
+from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, cutlass_backward, flash_backward
 from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import KERNELS, FusedOperands, by_rows, fused_forward, fused_kernel
@@ -160,6 +160,7 @@ def attention(
 
 
 OPEN_ORDERS = ("raise", "ascending")
+BACKWARDS = ("flash", "efficient")  # the backends whose backward is known
 
 
 def attention_backward(
@@ -186,13 +187,13 @@ def attention_backward(
         v: As in `attention`.
         out: The result of `attention`.
         logsumexp: Its second result.
-        backend: "flash"; of the other backends no backward is known.
+        backend: A key of BACKWARDS.
         causal: As in `attention`.
         bias: As in `attention`.
         scale: As in `attention`.
         gpu: As in `attention`.
-        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", which adds blocks of keys in
-            ascending order: one of the results that the GPU may give.
+        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", by which "flash" adds blocks
+            of keys in ascending order: one of the results that the GPU may give.
 
     Returns:
         The gradients of q, k and v, in their shapes and dtype.
@@ -205,8 +206,8 @@ def attention_backward(
     if open_order not in OPEN_ORDERS:
         raise ValueError(f"open_order={open_order!r}: expected one of {', '.join(OPEN_ORDERS)}")
     call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
-    if backend != "flash":
-        raise NotModelled(f"{backend}: no rule is known of its backward; known is that of flash (torch_cuda/attention.py)")
+    if backend not in BACKWARDS:
+        raise NotModelled(f"{backend}: no rule is known of its backward; known are {', '.join(BACKWARDS)} (torch_cuda/attention.py)")
     shapes = {"grad": jnp.shape(grad), "out": jnp.shape(out)}
     if set(shapes.values()) != {call.q.shape} or jnp.shape(logsumexp) != call.q.shape[:3]:
         raise ValueError(
@@ -215,7 +216,10 @@ def attention_backward(
         )
     grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
-    found = flash_backward(call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
+    if backend == "flash":
+        found = flash_backward(call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
+    else:
+        found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale)
     dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
     return dq, dk, dv
 

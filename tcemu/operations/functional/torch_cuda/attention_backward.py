@@ -1,11 +1,13 @@
-"""The backward of FlashAttention 2 on codes: gradients of queries, keys and values, block of keys by block of keys.
+"""The backward of FlashAttention 2 and of CUTLASS's fused attention on codes: gradients of queries, keys and values.
 
-A block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its products are chains over
-the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys: of up to two blocks the
-order is no matter, of more it is open.
+In FlashAttention 2 a block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its
+products are chains over the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys:
+of up to two blocks the order is no matter, of more it is open. In CUTLASS's kernel a lock guards these additions, each of which continues
+a chain: known is one block of keys.
 
 Source: FlashAttention 2, csrc/flash_attn/src/flash_bwd_kernel.h, flash_bwd_preprocess_kernel.h and flash_bwd_launch_template.h; PyTorch
-2.11.0, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd. Held to words of PyTorch 2.11.0 on an H200.
+2.11.0, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd; PyTorch, mem_eff_attention/kernel_backward.h. Held to
+words of PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, where
+from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, where
 from tcemu.operations.functional.torch_cuda.fused_attention import (
     INFINITY,
     LARGEST_HEAD,
@@ -68,16 +70,16 @@ class BackwardOperands(NamedTuple):
     logsumexp: Array  # f32 codes [batch, heads, queries]
 
 
-@partial(jax.jit, static_argnums=0)
-def _row_products(threads: int, grad: Array, out: Array) -> Array:
-    """Return the sum of grad * out of each row, f32 codes [rows, 1]: threads take 8 elements at a time, and are joined in halves."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _row_products(threads: int, halves: bool, grad: Array, out: Array) -> Array:
+    """Return the sum of grad * out of each row, f32 codes [rows, 1]: threads take 8 elements at a time. halves: how they are joined."""
     shape = (grad.shape[0], -1, threads, VECTOR)
     x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], threads) for a in (grad, out))
     first = (Value(x[0]) * Value(y[0])).codes
     total = lax.scan(lambda total, xy: (fma_f32(xy[0], xy[1], total), None), first, (x[1:], y[1:]))[0]
     while total.shape[1] > 1:
         half = total.shape[1] // 2
-        total = add_f32(total[:, :half], total[:, half:])
+        total = add_f32(total[:, :half], total[:, half:]) if halves else add_f32(total[:, ::2], total[:, 1::2])
     return total
 
 
@@ -142,7 +144,7 @@ def flash_backward(
     flat = lambda x: x.reshape(-1, x.shape[-1])
     threads = (64 if tile_size % 64 == 0 else 32) // VECTOR
     wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (grad, out)]
-    row_sums = padded(jnp.asarray(by_rows(partial(_row_products, threads), *wide)).reshape(batch, heads, queries, 1), rows)
+    row_sums = padded(jnp.asarray(by_rows(partial(_row_products, threads, True), *wide)).reshape(batch, heads, queries, 1), rows)
     lse = padded(logsumexp[..., None], rows, INFINITY)
     q, grad = padded(q, rows), padded(grad, rows)
     k, v = (padded(jnp.repeat(x, group, 1), blocks * tiles.keys) for x in (k, v))
@@ -176,6 +178,68 @@ def flash_backward(
         for parts, factor in ((of_k, factors.scale), (of_v, None))
     )
     return dq, _sum_of_groups(fmt, dk, group), _sum_of_groups(fmt, dv, group)
+
+
+# ---- CUTLASS
+
+
+CUTLASS_KEYS = {64: 64, 128: 128}  # head size up to which a kernel serves: keys of a block
+CUTLASS_THREADS = {64: 2, 128: 4}  # that share a row of grad * out
+CUTLASS_DEPTH = 8  # K of the mma instruction
+
+
+@partial(jax.jit, static_argnums=0)
+def _cutlass_gradients(
+    fmt: Format, scale: np.ndarray, scores: Array, products: Array, seen: Array, bias: Array, logsumexp: Array, row_sums: Array
+) -> BlockGradients:
+    """Compute P = e^(s * scale + bias - logsumexp), rounded, and dS = (dO·Vᵀ - the row's sum) * P * scale."""
+    visible = jnp.arange(scores.shape[-1])[None] < seen
+    factor = Value(jnp.asarray(scale))
+    s = where(visible, Value(scores) * factor + Value(bias), as_value(MINUS_INFINITY))
+    p = convert(F32, fmt, expf(s - Value(logsumexp)).codes)
+    ds = (Value(products) - Value(row_sums)) * Value(convert(fmt, F32, p)) * factor
+    return BlockGradients(p, convert(F32, fmt, ds.codes))
+
+
+def cutlass_backward(fmt: Format, operands: BackwardOperands, bias: Array | None, causal: bool, scale: float) -> tuple[Array, Array, Array]:
+    """Compute the gradients of queries, keys and values of one block of keys; arguments and result as in `flash_backward`.
+
+    bias: f32 codes [batch, heads, queries, keys], or None.
+
+    Raises:
+        NotModelled: There is more than one block of keys, or the head size is another one.
+    """
+    grad, q, k, v, out, logsumexp = operands
+    batch, heads, queries, size = q.shape
+    keys = k.shape[2]
+    if size > max(CUTLASS_KEYS) or v.shape[-1] != size:
+        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]}; known are equal ones up to {max(CUTLASS_KEYS)}")
+    tile_size = next(most for most in CUTLASS_KEYS if size <= most)
+    width = CUTLASS_KEYS[tile_size]
+    if keys > width:
+        raise NotModelled(
+            f"efficient: the order is open: {keys} keys are several blocks of {width}, and a lock decides which adds to the gradient of "
+            "the queries first; one block is known (torch_cuda/attention_backward.py)"
+        )
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (out, grad)]
+    row_sums = by_rows(partial(_row_products, CUTLASS_THREADS[tile_size], False), *wide)
+    k, v = (jnp.pad(x, [(0, 0), (0, 0), (0, width - keys), (0, 0)]) for x in (k, v))
+    limits = np.minimum(np.arange(queries) + 1, keys) if causal else np.full(queries, keys)
+    limits = np.tile(limits, batch * heads).astype(np.int32)[:, None]
+    added = jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias
+    added = jnp.pad(added, [(0, 0)] * 3 + [(0, width - keys)])
+    product = lambda a, b: multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
+    factor = np.array(np.float32(scale).view(np.uint32))
+    p, ds = by_rows(
+        lambda *x: _cutlass_gradients(fmt, factor, *x),
+        flat(product(q, k)), flat(product(grad, v)), limits, flat(added), logsumexp.reshape(-1, 1), row_sums,
+    )  # fmt: skip
+    p, ds = (jnp.asarray(x).reshape(batch, heads, queries, width) for x in (p, ds))
+    turned = lambda x: jnp.swapaxes(x, -1, -2)
+    found = product(ds, turned(k)), product(turned(ds), turned(q))[:, :, :keys], product(turned(p), turned(grad))[:, :, :keys]
+    dq, dk, dv = (jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), flat(x))).reshape(x.shape) for x in found)
+    return dq, dk, dv
 
 
 def _sum_of_groups(fmt: Format, gradients: Array, group: int) -> Array:
