@@ -34,17 +34,8 @@ ALL = [
     for layout, bias, batch in (("rr", 0, 0), ("rc", 0, 0), ("cr", 0, 0), ("rc", 1, 0), ("rr", 1, 0), ("rr", 0, 1), ("rc", 0, 1))
 ]
 SEED = os.environ.get("SURVEY", "")  # "": the first survey, of all forms
-SIZES = (
-    64, 128, 192, 256, 320, 384, 512, 640, 704, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304, 2560, 2816, 3072, 3584, 4096, 4864,
-    5120, 5632, 8192, 11008, 14336,
-)  # fmt: skip
-ROWS = (
-    *range(2, 33), 40, 48, 56, 64, 77, 80, 96, 100, 112, 128, 160, 192, 197, 200, 224, 256, 257, 300, 320, 384, 400, 448, 500, 512, 577,
-    600, 640, 700, 768, 800, 896, 1000, 1024, 1280, 1500, 1536, 2000, 2048, 3072, 4096,
-)  # fmt: skip
 COUNTS = {"": 64000, "more": 112000}  # shapes of each form that are drawn; time bounds those that are asked about
-GRID = [form for form in ALL if not form[3] and not (form[0] != "f32" and form[1] == "cr")]
-FORMS = GRID if SEED == "grid" else ALL if not SEED else [form for form in ALL if form[2] or (form[0] == "f32" and not form[3])]
+FORMS = ALL if not SEED else [form for form in ALL if form[2] or (form[0] == "f32" and not form[3])]
 MODEL = [
     64,
     80,
@@ -93,17 +84,8 @@ def form_name(form):
     return f"{dt}-{layout}{'-bias' if bias else ''}{'-batch' if batch else ''}"
 
 
-def grid(form):
-    """int32 [count, 4]: every size of models with every number of rows; of 16 bits those whose K nvjet may cut."""
-    tokens_first = form[1] == "cr"  # of a weight gradient, K is the number of tokens
-    found = [(rows, x, y, 1) if not tokens_first else (x, rows, y, 1) for x in SIZES for y in SIZES for rows in ROWS]
-    return np.array([shape for shape in found if form[0] == "f32" or shape[1] > 2624], np.int32)
-
-
 def shapes(form, count):
     """int32 [count, 4]: M, K, N, batch. A third of models' sizes, a third in multiples of 8, a third of any; M is seldom a multiple."""
-    if SEED == "grid":
-        return grid(form)
     _, layout, _, batch = form
     r = np.random.Generator(np.random.PCG64(zlib.crc32(("proposals" + SEED + form_name(form)).encode())))
     out = np.zeros((count, 4), np.int32)
@@ -251,7 +233,7 @@ def known_questions(path):
 
 
 def main(out, seconds, parts=16):
-    count = COUNTS.get(SEED, 0)
+    count = COUNTS[SEED]
     until = time.time() + seconds
     known = known_questions(Path(__file__).with_name("known_shapes.json"))
     context = mp.get_context("spawn")

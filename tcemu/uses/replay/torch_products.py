@@ -414,5 +414,6 @@ def _with_addend_slice(choice: ProductChoice, a: Array, b: Array, bias: Array) -
 
 
 __all__ = [
-    "LAYOUTS", "Launch", "ProductChoice", "TorchProduct", "choose_kernel", "matmul", "multiply_as_chosen", "order_of_kernels", "torch_product",
+    "LAYOUTS", "Launch", "ProductChoice", "TorchProduct", "choose_kernel", "matmul", "multiply_as_chosen", "order_of_kernels",
+    "torch_product",
 ]  # fmt: skip

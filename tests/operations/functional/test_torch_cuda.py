@@ -28,10 +28,10 @@ from torch_census import compute, is_equal, kind, recorded
 from tcemu.engine.arithmetic.sum_tree import Join
 from tcemu.engine.formats.number_formats import BF16, F16, F32
 
-GROUPS = ("unary", "binary", "reduce", "norm", "loss", "embedding", "optimizer")
+GROUPS = ("unary", "binary", "reduce", "norm", "loss", "embedding", "optimizer", "matmul")
 USUAL = (
     "unary|gelu|f32", "unary|silu|f16", "unary|log1p|bf16", "unary|sqrt|bf16", "binary|silu_backward|f32",
-    "binary|tanh_backward|bf16",
+    "binary|tanh_backward|bf16", "matmul|linear|f16|16x256x256", "matmul|linear_dw|f32|33x100x77",
 )  # fmt: skip
 USUAL_ROWS = ("scan|cumsum|bf16|2x7x5;1", "order|topk|bf16|64x8;3", "taken|embedding_bwd|bf16|7x33x3")
 ONE = np.float32(1)
@@ -43,7 +43,11 @@ def marked(names, usual):
 
 @pytest.mark.parametrize("name", marked([n for n in recorded() if kind(n).split("/")[0] in GROUPS], USUAL))
 def test_a_case_of_the_census_has_the_words_of_an_h200(name):
-    assert is_equal(name)
+    """A product whose kernel no rule knows is refused."""
+    try:
+        assert is_equal(name)
+    except NotModelled:
+        assert name.startswith("matmul") and name not in USUAL
 
 
 @pytest.mark.parametrize("name", marked(torch_rows_census.recorded(), USUAL_ROWS))
