@@ -703,15 +703,19 @@ def _attention(call: Call, backend: str) -> Answer:
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
-    """Compute the gradients of a backend. Those of cuDNN and of the memory-efficient kernel are not known."""
+    """Compute the gradients of a backend. Those of cuDNN are not known."""
     _requires(call, dropout_p=0.0)
-    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
+    names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
-    operands[-1] = operands[-1].reshape(operands[1].shape[:3])
+    rows_ = operands[1].shape[:3]
+    if operands[-1].size != math.prod(rows_):
+        raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
+    operands[-1] = operands[-1].reshape(rows_)
     found = attention.attention_backward(
         *operands, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
     )
-    return Answer(tuple(map(np.asarray, found)), f"{backend} attention, gradients", ATTENTION)
+    results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
+    return Answer(results, f"{backend} attention, gradients", ATTENTION)
 
 
 # ---- the table
@@ -793,6 +797,11 @@ OPERATIONS: dict[str, Operation] = {
         "grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, "
         "philox_offset, scale=None",
         partial(_attention_backward, backend="flash"),
+    ),
+    "_scaled_dot_product_efficient_attention_backward": Operation(
+        "grad_out_, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, "
+        "is_causal=False, scale=None",
+        partial(_attention_backward, backend="efficient"),
     ),
     "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
     "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),
