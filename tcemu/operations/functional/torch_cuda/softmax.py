@@ -150,13 +150,13 @@ def _reduce_rows(kind: str, kernel: RowKernel, terms: Array) -> Array:
     return jnp.concatenate(found)[order]
 
 
-def _reducer(where_: Axis, kernel: Callable[[], RowKernel]) -> Callable[[str, Array], Value]:
+def _reducer(along: Axis, kernel: Callable[[], RowKernel]) -> Callable[[str, Array], Value]:
     """Return the function that reduces f32 codes [length, outer * inner] along the axis, by the kind of the reduction."""
-    length = where_.shape[where_.axis]
-    if where_.inner == 1:
+    length = along.shape[along.axis]
+    if along.inner == 1:
         how = kernel()
         return lambda kind, terms: Value(_reduce_rows(kind, how, terms))
-    tree = spatial_tree(length, where_.inner)
+    tree = spatial_tree(length, along.inner)
     return lambda kind, terms: Value(reduce_tree_values(kind, tree, terms))
 
 
@@ -189,14 +189,14 @@ def softmax(x: ArrayLike, axis: int = -1, *, log: bool = False, dtype: DTypeLike
     source = fmt if widens else target  # PyTorch converts bf16 to f32 before, and widens f16 within the kernel
     if codes.size == 0:
         return result_array(Value(convert(fmt, F32, codes)), target)
-    where_ = _axis(codes.shape or (1,), axis)
-    values = Value(where_.split(convert(fmt, F32, codes).reshape(where_.shape)))
-    total_of = _reducer(where_, lambda: forward_kernel(where_.shape[where_.axis], source, widens=widens))
+    along = _axis(codes.shape or (1,), axis)
+    values = Value(along.split(convert(fmt, F32, codes).reshape(along.shape)))
+    total_of = _reducer(along, lambda: forward_kernel(along.shape[along.axis], source, widens=widens))
     shifted = values - total_of("largest", values.codes)
     powers = expf(shifted)
     total = total_of("sum", powers.codes)
     found = shifted - logf(total) if log else powers / total
-    return result_array(Value(where_.join(found.codes)), target).reshape(codes.shape)
+    return result_array(Value(along.join(found.codes)), target).reshape(codes.shape)
 
 
 def log_softmax(x: ArrayLike, axis: int = -1, *, dtype: DTypeLike | None = None) -> Array:
@@ -233,15 +233,15 @@ def softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, log: bool
     target = fmt if dtype is None else {2: F16, 4: F32}[np.dtype(dtype).itemsize] if fmt == F32 else fmt
     if results.size == 0:
         return result_array(Value(convert(fmt, F32, results)), target)
-    where_ = _axis(results.shape or (1,), axis)
-    values, output = (Value(where_.split(convert(fmt, F32, v).reshape(where_.shape))) for v in (grads, results))
-    total_of = _reducer(where_, partial(backward_kernel, where_.shape[where_.axis], fmt))
+    along = _axis(results.shape or (1,), axis)
+    values, output = (Value(along.split(convert(fmt, F32, v).reshape(along.shape))) for v in (grads, results))
+    total_of = _reducer(along, partial(backward_kernel, along.shape[along.axis], fmt))
     if log:
         found = fma(-expf(output), total_of("sum", values.codes), values)
     else:
         products = round_value(values * output, fmt)  # PyTorch multiplies them before, as tensors
         found = fma(-output, total_of("sum", products.codes), products)
-    return result_array(Value(where_.join(found.codes)), target).reshape(results.shape)
+    return result_array(Value(along.join(found.codes)), target).reshape(results.shape)
 
 
 def log_softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, dtype: DTypeLike | None = None) -> Array:
