@@ -22,6 +22,7 @@ USUAL = (  # one a kernel: several blocks of keys, splits that are combined, gro
     "sdpa|EFFICIENT_ATTENTION|fwd|bf16|1,2,2,197,197,32,True",
     "sdpa|MATH|fwd|bf16|1,2,2,16,16,64,True",
     "sdpa|FLASH_ATTENTION|bwd|bf16|2,4,2,48,48,64,True",
+    "sdpa|EFFICIENT_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
 )
 UNKNOWN = ("up to 1024", "got 1 query", "no rule is known of its backward", "the order is open")
 
@@ -96,7 +97,7 @@ def test_the_number_of_splits():
         (lambda q, k, v: attention(*(x.astype(np.float32) for x in (q, k, v)), backend="cudnn"), NotModelled, "known are bf16 and f16"),
         (lambda q, k, v: attention(q, k, v, backend="flash", gpu="B200"), NotModelled, "B200"),
         (lambda q, k, v: attention(q, k, v, backend="flash", scale=-1.0), NotModelled, "positive scales"),
-        (lambda q, k, v: attention(q[:, :, :1], k, v, backend="cudnn"), NotModelled, "another kernel"),
+        (lambda q, k, v: attention(q[:, :, :1], k, v, backend="cudnn"), NotModelled, "other kernels"),
     ],
 )
 def test_what_is_refused(call, error, said):
