@@ -32,7 +32,15 @@ SMALLEST = {
     "wmma": "--warps 2 --repeats 1",
 }
 # scripts that need a GPU or a survey of one, or that tests of replay, special functions and several processes call
-ONLY_HELP = {"drift_gpu", "replay_distil", "replay_gpu", "replay_proposals", "several_gpus", "special_function_sweep"}
+ONLY_HELP = {
+    "drift_gpu",
+    "replay_distil",
+    "replay_gpu",
+    "replay_proposals",
+    "several_gpus",
+    "special_function_sweep",
+    "torch_product_rules",
+}
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in MODULES)
 NEEDED = {"torch_model": "torch"}  # packages of an extra
 

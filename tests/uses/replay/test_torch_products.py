@@ -138,9 +138,8 @@ def judged():
 
 def test_rules_choose_the_order_of_the_kernels_that_were_launched():
     counts, wrong = judged()
-    chosen = {dtype: counts[dtype, "chosen"] / counts[dtype, "known"] for dtype in DTYPES}
-    assert len(wrong) <= 0.01 * sum(counts[dtype, "chosen"] for dtype in DTYPES), wrong
-    assert chosen["bf16"] > 0.75 and chosen["f16"] > 0.75 and chosen["f32"] > 0.5, counts
+    assert len(wrong) <= 5, wrong  # of 3,883: docs/howto/replay_torch.md
+    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1403, "f16": 1441, "f32": 1039}
 
 
 def test_every_prediction_says_its_evidence():
