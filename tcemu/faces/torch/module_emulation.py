@@ -170,8 +170,8 @@ def emulate(
     """Replace every matrix product of a torch model in place by the policy's choice, or compute every operation as PyTorch does on a GPU.
 
     With `gpu`, within `with`, every operation is computed as PyTorch computes it on that GPU, also in a backward pass and in an optimizer
-    ([The GPU you do not have](../howto/gpu_you_do_not_have.md)); the model is not changed. Without it the products are replaced until
-    `.remove()` of the result, as follows.
+    (docs/howto/gpu_you_do_not_have.md); the model is not changed. Without it the products are replaced until `.remove()` of the result,
+    as follows.
 
     With `functions` its softmaxes, norms and activations are computed by kernels of `tcemu.functional`.
 
