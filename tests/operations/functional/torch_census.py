@@ -126,6 +126,8 @@ def optimize(operator, form, param, grads):
 
 
 LOSS = {"ce": lambda x, y: [cross_entropy(x, y)], "ce_bwd": smoothed}
+
+
 def factors(m: int, k: int, n: int, dtype: str) -> tuple[np.ndarray, ...]:
     """A layer's input [M, K], weight [N, K], bias [N], and the gradient of its result [M, N]."""
     shapes = {f"x{m}{k}{n}": (m, k), f"w{m}{k}{n}": (n, k), f"b{m}{n}": n, f"g{m}{k}{n}": (m, n)}
