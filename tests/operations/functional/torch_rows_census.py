@@ -101,7 +101,7 @@ AXES = {
 def axes(operator, options, x):
     axis = numbers(options[1]) if len(options) > 1 else None
     if operator == "prod":  # one axis after the other
-        for one in sorted(axis, reverse=True):
+        for one in sorted(axis or (), reverse=True):
             x = reduce("prod", x, one)
         return [x]
     return AXES[operator](x, axis[0] if operator.startswith("cum") and axis else axis)
