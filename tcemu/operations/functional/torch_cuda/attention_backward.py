@@ -163,8 +163,8 @@ def fused_backward(
     is_cudnn = name == "cudnn"
     if is_cudnn and size > CUDNN_HEAD:
         raise NotModelled(
-            f"cudnn: got head size {size}; known is the backward of sizes up to {CUDNN_HEAD}: above, the sum of grad * out has another order, "
-            "which some gradients of the queries and keys show (torch_cuda/attention_backward.py)"
+            f"cudnn: got head size {size}; known is the backward of sizes up to {CUDNN_HEAD}: above, grad * out is added in another "
+            "order, which some gradients of the queries and keys show (torch_cuda/attention_backward.py)"
         )
     tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
     tile_size, tiles = (-(-size // 64) * 64, CUDNN_TILES) if is_cudnn else (tile_size, tiles)
