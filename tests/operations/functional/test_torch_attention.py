@@ -23,8 +23,17 @@ USUAL = (  # one a kernel: several blocks of keys, splits that are combined, gro
     "sdpa|MATH|fwd|bf16|1,2,2,16,16,64,True",
     "sdpa|FLASH_ATTENTION|bwd|bf16|2,4,2,48,48,64,True",
     "sdpa|EFFICIENT_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
+    "sdpa|CUDNN_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
 )
-UNKNOWN = ("up to 1024", "got 1 query", "no rule is known of its backward", "the order is open")
+UNKNOWN = (
+    "up to 1024",
+    "got 1 query",
+    "no rule is known of its backward",
+    "the order is open",
+    "of equal heads",
+    "known are equal ones",
+    "known is the backward of sizes",
+)
 
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.full) for n in recorded() if n.startswith("sdpa")])

@@ -20,7 +20,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
-from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, cutlass_backward, flash_backward
+from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, cutlass_backward, fused_backward
 from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import KERNELS, FusedOperands, by_rows, fused_forward, fused_kernel
@@ -160,7 +160,7 @@ def attention(
 
 
 OPEN_ORDERS = ("raise", "ascending")
-BACKWARDS = ("flash", "efficient")  # the backends whose backward is known
+BACKWARDS = ("flash", "cudnn", "efficient")  # the backends whose backward is known
 
 
 def attention_backward(
@@ -192,8 +192,8 @@ def attention_backward(
         bias: As in `attention`.
         scale: As in `attention`.
         gpu: As in `attention`.
-        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", by which "flash" adds blocks
-            of keys in ascending order: one of the results that the GPU may give.
+        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", by which blocks of keys
+            are added in ascending order: one of the results that the GPU may give.
 
     Returns:
         The gradients of q, k and v, in their shapes and dtype.
@@ -216,8 +216,10 @@ def attention_backward(
         )
     grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
-    if backend == "flash":
-        found = flash_backward(call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
+    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1] or call.q.shape[1] != call.k.shape[1]):
+        raise NotModelled("cudnn: known is the backward without a bias, of equal heads and head sizes (torch_cuda/attention.py)")
+    if backend != "efficient":
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
     else:
         found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale)
     dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)

@@ -1,8 +1,9 @@
-"""The backward of FlashAttention 2 and of CUTLASS's fused attention on codes: gradients of queries, keys and values.
+"""The backward of FlashAttention 2, cuDNN and CUTLASS's fused attention on codes: gradients of queries, keys and values.
 
 In FlashAttention 2 a block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its
 products are chains over the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys:
-of up to two blocks the order is no matter, of more it is open. In CUTLASS's kernel a lock guards these additions, each of which continues
+of up to two blocks the order is no matter, of more it is open. cuDNN, whose source is closed, does the same by other tiles, in ascending
+order. In CUTLASS's kernel a lock guards these additions, each of which continues
 a chain: known is one block of keys.
 
 Source: FlashAttention 2, csrc/flash_attn/src/flash_bwd_kernel.h, flash_bwd_preprocess_kernel.h and flash_bwd_launch_template.h; PyTorch
@@ -25,7 +26,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, where
+from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, where
 from tcemu.operations.functional.torch_cuda.fused_attention import (
     INFINITY,
     LARGEST_HEAD,
@@ -59,6 +60,10 @@ TILES = {  # head size up to which a kernel serves
 }
 
 
+CUDNN_HEAD = 64
+CUDNN_TILES = BackwardTiles(64, 64)  # by the names of its kernels: sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64
+
+
 class BackwardOperands(NamedTuple):
     """Operands of the backward, codes of their format, except for the log-sum-exps."""
 
@@ -68,6 +73,40 @@ class BackwardOperands(NamedTuple):
     v: Array
     out: Array  # [batch, heads, queries, size]
     logsumexp: Array  # f32 codes [batch, heads, queries]
+
+
+class BlockGradients(NamedTuple):
+    """P and dS of a block of keys, codes of the operands' format [rows, keys]."""
+
+    p: Array
+    ds: Array
+
+
+@jax.jit
+def _row_products_in_pairs(grad: Array, out: Array) -> Array:
+    """Return the sum of grad * out of each row as cuDNN adds it: 8 threads take 8 elements at a time, and add them pair by pair."""
+    shape = (grad.shape[0], -1, VECTOR, VECTOR // 2, 2)
+    x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], VECTOR, 2) for a in (grad, out))
+    products = (Value(x) * Value(y)).codes
+    pairs = add_f32(products[..., 0], products[..., 1])
+    total = lax.scan(lambda total, pair: (add_f32(total, pair), None), pairs[0], pairs[1:])[0]
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = add_f32(total[:, :half], total[:, half:])
+    return total
+
+
+@partial(jax.jit, static_argnums=0)
+def _cudnn_gradients(
+    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array
+) -> BlockGradients:
+    """Compute P = 2^((s * scale - logsumexp) * log2 e), by an fma, and dS = P * (dO·Vᵀ - the row's sum) * scale."""
+    visible = jnp.arange(scores.shape[-1])[None] < seen
+    scale = Value(jnp.asarray(factors.scale))
+    s = where(visible, fma(Value(scores), scale, -Value(logsumexp)), as_value(MINUS_INFINITY))
+    p = ex2(s * as_value(log2(e)))
+    ds = p * (Value(products) - Value(row_sums)) * scale
+    return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -81,13 +120,6 @@ def _row_products(threads: int, halves: bool, grad: Array, out: Array) -> Array:
         half = total.shape[1] // 2
         total = add_f32(total[:, :half], total[:, half:]) if halves else add_f32(total[:, ::2], total[:, 1::2])
     return total
-
-
-class BlockGradients(NamedTuple):
-    """P and dS of a block of keys, codes of the operands' format [rows, keys]."""
-
-    p: Array
-    ds: Array
 
 
 @partial(jax.jit, static_argnums=0)
@@ -104,12 +136,13 @@ def _block_gradients(
     return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
 
 
-def flash_backward(
-    fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_ascending_order: bool = False
+def fused_backward(
+    name: str, fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_ascending_order: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of queries, keys and values.
+    """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
 
     Args:
+        name: "flash" or "cudnn".
         fmt: The operands' format.
         operands: Their codes.
         causal: A query sees the keys up to its own number.
@@ -126,17 +159,24 @@ def flash_backward(
     batch, heads, queries, size = q.shape
     keys, group = k.shape[2], heads // k.shape[1]
     if size > LARGEST_HEAD:
-        raise NotModelled(f"flash: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/attention_backward.py)")
+        raise NotModelled(f"{name}: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/attention_backward.py)")
+    is_cudnn = name == "cudnn"
+    if is_cudnn and size > CUDNN_HEAD:
+        raise NotModelled(
+            f"cudnn: got head size {size}; known is the backward of sizes up to {CUDNN_HEAD}: above, grad * out is added in another "
+            "order, which some gradients of the queries and keys show (torch_cuda/attention_backward.py)"
+        )
     tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
+    tile_size, tiles = (-(-size // 64) * 64, CUDNN_TILES) if is_cudnn else (tile_size, tiles)
     blocks = -(-keys // tiles.keys)
     if blocks > 2 and not in_ascending_order:
         raise NotModelled(
-            f"flash: the order is open: {blocks} blocks of {tiles.keys} keys are added to the gradient of the queries by atomics, so that "
+            f"{name}: the order is open: {blocks} blocks of {tiles.keys} keys are added to the gradient of the queries by atomics, so that "
             "the GPU's own words differ from call to call; of two blocks they do not, and open_order='ascending' gives one order "
             "(torch_cuda/attention_backward.py)"
         )
     rows = -(-queries // tiles.queries) * tiles.queries
-    factors = softmax_factors("flash", scale, has_bias=False)
+    factors = softmax_factors(name, scale, has_bias=False)
 
     def padded(x: Array, length: int, fill: np.uint32 | int = 0) -> Array:
         return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
@@ -144,13 +184,16 @@ def flash_backward(
     flat = lambda x: x.reshape(-1, x.shape[-1])
     threads = (64 if tile_size % 64 == 0 else 32) // VECTOR
     wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (grad, out)]
-    row_sums = padded(jnp.asarray(by_rows(partial(_row_products, threads, True), *wide)).reshape(batch, heads, queries, 1), rows)
+    of_rows = _row_products_in_pairs if is_cudnn else partial(_row_products, threads, True)
+    row_sums = padded(jnp.asarray(by_rows(of_rows, *wide)).reshape(batch, heads, queries, 1), rows)
     lse = padded(logsumexp[..., None], rows, INFINITY)
     q, grad = padded(q, rows), padded(grad, rows)
     k, v = (padded(jnp.repeat(x, group, 1), blocks * tiles.keys) for x in (k, v))
-    limits = np.minimum(np.arange(rows) + 1 + keys - queries, keys) if causal else np.full(rows, keys)
-    limits = np.tile(np.maximum(limits, 0), batch * heads).astype(np.int32)
-    order = np.arange(rows).reshape(-1, tiles.queries)[::-1].reshape(-1)  # blocks of queries from the last one
+    limits = np.minimum(np.arange(rows) + 1, keys) if causal else np.full(rows, keys)
+    limits = np.tile(limits, batch * heads).astype(np.int32)
+    # FlashAttention 2 takes the blocks of queries from the last one, cuDNN from the first
+    order = np.arange(rows) if is_cudnn else np.arange(rows).reshape(-1, tiles.queries)[::-1].reshape(-1)
+    gradients = _cudnn_gradients if is_cudnn else _block_gradients
     by_query = lambda x: jnp.swapaxes(x[:, :, order], -1, -2)
     product = lambda a, b: multiply_codes_by_rows(fmt, DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
 
@@ -159,7 +202,7 @@ def flash_backward(
     for start in range(0, blocks * tiles.keys, tiles.keys):
         own_k, own_v = (x[:, :, start : start + tiles.keys] for x in (k, v))
         p, ds = by_rows(
-            lambda *x: _block_gradients(fmt, factors, *x),
+            lambda *x: gradients(fmt, factors, *x),
             flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
         )  # fmt: skip
         p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
@@ -172,10 +215,11 @@ def flash_backward(
         scaled = x if factor is None else by_rows(lambda y: rescale(y, jnp.full((y.shape[0], 1), jnp.uint32(factor))), x)
         return jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), scaled))
 
-    dq = finished(of_q, factors.scale).reshape(batch, heads, rows, size)[:, :, :queries]
+    factor = None if is_cudnn else factors.scale
+    dq = finished(of_q, factor).reshape(batch, heads, rows, size)[:, :, :queries]
     dk, dv = (
-        finished(flat(jnp.concatenate(parts, axis=2)), factor).reshape(batch, heads, -1, size)[:, :, :keys]
-        for parts, factor in ((of_k, factors.scale), (of_v, None))
+        finished(flat(jnp.concatenate(parts, axis=2)), by).reshape(batch, heads, -1, size)[:, :, :keys]
+        for parts, by in ((of_k, factor), (of_v, None))
     )
     return dq, _sum_of_groups(fmt, dk, group), _sum_of_groups(fmt, dv, group)
 
@@ -202,7 +246,7 @@ def _cutlass_gradients(
 
 
 def cutlass_backward(fmt: Format, operands: BackwardOperands, bias: Array | None, causal: bool, scale: float) -> tuple[Array, Array, Array]:
-    """Compute the gradients of queries, keys and values of one block of keys; arguments and result as in `flash_backward`.
+    """Compute the gradients of queries, keys and values of one block of keys; arguments and result as in `fused_backward`.
 
     bias: f32 codes [batch, heads, queries, keys], or None.
 
@@ -248,7 +292,7 @@ def _sum_of_groups(fmt: Format, gradients: Array, group: int) -> Array:
         return gradients
     if group > MOST_SUMMED:
         raise NotModelled(
-            f"flash: got groups of {group} heads; known is the sum of up to {MOST_SUMMED}, which one thread adds in turn "
+            f"got groups of {group} heads; known is the sum of up to {MOST_SUMMED}, which one thread adds in turn "
             "(torch_cuda/attention_backward.py)"
         )
     parts = convert(fmt, F32, gradients).reshape(gradients.shape[0], -1, group, *gradients.shape[2:])
