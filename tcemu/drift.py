@@ -16,6 +16,9 @@ from tcemu.uses.drift.invariance import BatchChange as BatchChange
 from tcemu.uses.drift.invariance import Invariance as Invariance
 from tcemu.uses.drift.invariance import invariance as invariance
 from tcemu.uses.drift.locate import locate as locate
+from tcemu.uses.drift.prediction import PredictedOperation as PredictedOperation
+from tcemu.uses.drift.prediction import Prediction as Prediction
+from tcemu.uses.drift.prediction import predict as predict
 from tcemu.uses.drift.recorder import Recording as Recording
 from tcemu.uses.drift.recorder import record as record
 from tcemu.uses.drift.records import Operation as Operation

@@ -1,4 +1,4 @@
-"""PyTorch: products of tensors by a recipe, modules whose products are replaced, and a list of all products of a run (extra `torch`).
+"""PyTorch: products by a recipe, modules whose products are replaced, models as a GPU computes them, and lists of products (extra `torch`).
 
 A thin wrapper of `tcemu.matmul` and recipes: torch tensors go in and come out by DLPack, and the bits are those of JAX.
 """
@@ -12,6 +12,9 @@ except ModuleNotFoundError as error:
         "tcemu.torch needs PyTorch, which is not installed here: pip install '.[torch]' in a clone of tcemu", name="torch"
     ) from error
 
+from tcemu.faces.torch.gpu_emulation import GpuEmulation as GpuEmulation
+from tcemu.faces.torch.gpu_emulation import OperationLine as OperationLine
+from tcemu.faces.torch.gpu_emulation import OperationReport as OperationReport
 from tcemu.faces.torch.kernel_policy import measured_policy as measured_policy
 from tcemu.faces.torch.matrix_products import linear as linear
 from tcemu.faces.torch.matrix_products import matmul as matmul

@@ -22,6 +22,8 @@ OTHERS = {
     "operations/products/wide.py": "rows: the target of each library's source",
     "operations/products/ozaki_slices.py": "rows: the target of each library's source",
     "operations/products/ozaki_moduli.py": "rows: the target of each library's source",
+    "operations/functional/torch_cuda/fused_attention.py": "PyTorch's attention on Hopper: its kernels' own target",
+    "operations/functional/torch_cuda/product_kernels.py": "PyTorch's products on Hopper: their kernels' own target",
     "uses/replay/order_candidates.py": "candidates: four targets that have every arithmetic of these formats",
     "uses/study/claims/attention_errors.py": "a claim's own targets",
     "uses/study/claims/f16_splitting.py": "a claim's own targets",

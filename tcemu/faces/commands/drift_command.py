@@ -10,7 +10,9 @@ from tcemu.faces.commands.array_files import Output, path_text
 from tcemu.uses.drift.drift_results import Drift
 from tcemu.uses.drift.identification import identify
 from tcemu.uses.drift.locate import locate
+from tcemu.uses.drift.prediction import Prediction, predict
 from tcemu.uses.drift.records import Record, read_record
+from tcemu.uses.replay.aten_operations import GPUS
 
 FAILED_STATUS = 1  # exit status of --fail-on
 
@@ -31,13 +33,16 @@ def add_drift(subparsers) -> None:
     parser = subparsers.add_parser(
         "drift",
         description="Compares two records of tcemu.drift.record: the operations at which the runs part, the cause of each, and whether "
-        "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation.",
-        epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100",
+        "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation, or with --gpu "
+        "the first operation that this GPU would not give.",
+        epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100; "
+        "tcemu drift eager.drift --gpu H100",
     )
     parser.add_argument("left", type=Path, metavar="LEFT", help="a record")
     parser.add_argument("right", type=Path, metavar="RIGHT", nargs="?", help="the other record; if the batches differ, the larger one")
     parser.add_argument("--rows", help="rows of the right batch that are those of the left one, as 0,3 (default: the first)")
     parser.add_argument("--target", action="append", metavar="GPU", help=f"try the tensor cores of {TARGET_HELP}; may be repeated")
+    parser.add_argument("--gpu", help=f"one record of torch: judge it by what PyTorch gives on this GPU ({', '.join(GPUS)})")
     parser.add_argument("--fail-on", action="append", choices=tuple(CONDITIONS), default=[], help="exit with status 1 if there is one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as HTML with a picture")
@@ -53,7 +58,9 @@ def run_drift(args: argparse.Namespace) -> int:
         CommandError: A record or an argument is at fault.
     """
     if args.right is None:
-        return _identify(args)
+        return _judge_one(args)
+    if args.gpu is not None:
+        raise CommandError("--gpu: this judges one record, but there are two: leave out RIGHT, or --gpu")
     inputs = {"LEFT": args.left, "RIGHT": args.right}
     outputs = {
         name: Output(path, args.overwrite, f"--{name}", inputs)
@@ -78,20 +85,26 @@ def run_drift(args: argparse.Namespace) -> int:
     return FAILED_STATUS if any(CONDITIONS[name](drift) for name in args.fail_on) else 0
 
 
-def _identify(args: argparse.Namespace) -> int:
-    """Print the arithmetics of one record, and return 1 if an operation is unexplained and --fail-on says so."""
+def _judge_one(args: argparse.Namespace) -> int:
+    """Print the arithmetics of one record, or its comparison with a GPU.
+
+    Returns 1 if --fail-on unexplained is given and an operation is unexplained, or differs from the GPU's.
+    """
     needless = [f"--{name}" for name in ("rows", "html", "recipes") if getattr(args, name) is not None]
     needless += [f"--fail-on {name}" for name in args.fail_on if name != "unexplained"]
     if needless:
         raise CommandError(f"{', '.join(needless)}: this compares two records, but RIGHT is missing")
+    if args.gpu is not None and args.target:
+        raise CommandError("--target: with --gpu nothing is tried; leave out one of the two")
     output = None if args.json is None else Output(args.json, args.overwrite, "--json", {"LEFT": args.left})
     record = _read("LEFT", args.left)
     with command_errors(ValueError):
-        found = identify(record, targets=args.target or ())
+        found = identify(record, targets=args.target or ()) if args.gpu is None else predict(record, gpu=args.gpu)
     print(found)
     if output is not None:
         output.write((found.to_json(1) + "\n").encode())
-    return FAILED_STATUS if args.fail_on and found.unexplained else 0
+    failed = found.different if isinstance(found, Prediction) else found.unexplained
+    return FAILED_STATUS if args.fail_on and failed else 0
 
 
 def _read(name: str, path: Path) -> Record:

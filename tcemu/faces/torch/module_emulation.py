@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 from weakref import WeakValueDictionary
 
 import jax
@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from tcemu.faces.torch.exchange import DTYPE_NAMES, DTYPES
 from tcemu.faces.torch.function_handlers import HANDLERS
+from tcemu.faces.torch.gpu_emulation import GpuEmulation
 from tcemu.faces.torch.kernel_functions import KERNEL_FLOATS, KERNEL_HANDLERS, FunctionCall, kernel_function_op, register_kernel
 from tcemu.faces.torch.matrix_products import convolution_op, convolution_shape, dot_general_op, dot_general_shape, matmul_op
 from tcemu.faces.torch.operators import register_name, rounds_stochastically
@@ -35,8 +36,10 @@ from tcemu.uses.emulation.decisions import PlannedPolicy, Policy, as_policy, dec
 from tcemu.uses.emulation.function_choices import FunctionPolicy, as_function_policy, decide_function, unused_function_warnings
 from tcemu.uses.emulation.report import Entry, Report, policy_warnings
 from tcemu.uses.emulation.survey import Function, Product
+from tcemu.uses.replay.aten_operations import LIBRARIES
 
 MARK = "_tcemu_emulation"
+NOT_GIVEN: Any = object()
 ALL_HANDLERS = HANDLERS | KERNEL_HANDLERS
 FLOAT_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in KERNEL_FLOATS)
 WEIGHTS = "parameters of the modules, and views of them"
@@ -150,8 +153,25 @@ class Emulation:
         return f"emulate({type(self.model).__name__}, {self.decisions.policy}{functions})"
 
 
-def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = False, functions: FunctionPolicy = None) -> Emulation:
-    """Replace every matrix product of a torch model in place by the policy's choice, until `.remove()` of the result.
+@overload
+def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = ..., functions: FunctionPolicy = ...) -> Emulation: ...
+@overload
+def emulate(model: torch.nn.Module, *, gpu: str, library: str = ..., unknown: str = ...) -> GpuEmulation: ...
+def emulate(
+    model: torch.nn.Module,
+    policy: Any = NOT_GIVEN,
+    *,
+    convolutions: bool = False,
+    functions: FunctionPolicy = None,
+    gpu: str | None = None,
+    library: str = LIBRARIES[0],
+    unknown: str = "raise",
+) -> Emulation | GpuEmulation:
+    """Replace every matrix product of a torch model in place by the policy's choice, or compute every operation as PyTorch does on a GPU.
+
+    With `gpu`, within `with`, every operation is computed as PyTorch computes it on that GPU, also in a backward pass and in an optimizer
+    (docs/howto/gpu_you_do_not_have.md); the model is not changed. Without it the products are replaced until `.remove()` of the result,
+    as follows.
 
     With `functions` its softmaxes, norms and activations are computed by kernels of `tcemu.functional`.
 
@@ -177,16 +197,31 @@ def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = Fals
             modules and in scaled_dot_product_attention, in the forms that `tcemu.emulate` takes. A function's name is the path of its
             module, "/", and its kind: "layers.0.norm1/layer_norm". A formula that is written out of other operations is not found, and
             `inplace=True` is left. The gradient is that of the formula.
+        gpu: "H100" or "H200", in the place of policy, convolutions and functions.
+        library: With gpu, the library: "torch 2.11".
+        unknown: With gpu, what happens to an operation whose result there is not known: "raise" raises NotModelled, "warn" and "leave"
+            compute it as PyTorch does on this CPU. The report names it.
 
     Returns:
         An `Emulation`, which is called as the model is. The first call and `.report()` warn if the policy replaces nothing or a rule
-        matches no product.
+        matches no product. With gpu, a `GpuEmulation`, called so too; its `.report()` lists what was computed so far.
 
     Raises:
-        TypeError: As `tcemu.emulate`.
+        TypeError: As `tcemu.emulate`; or neither a policy nor a GPU is given, or both are.
         ValueError: As `tcemu.emulate`, or the model is emulated already.
+        NotModelled: Nothing is known of the GPU or of the library; or, from a call, an operation is not known.
     """
-    return Emulation(model, policy, convolutions, functions)
+    if gpu is None:
+        if policy is NOT_GIVEN:
+            raise TypeError('emulate: give a policy, as emulate(model, "bf16 on H100"), or a GPU, as emulate(model, gpu="H100")')
+        if library != LIBRARIES[0] or unknown != "raise":
+            raise TypeError("emulate: library and unknown belong to gpu=, which is not given; a policy decides on products alone")
+        return Emulation(model, policy, convolutions, functions)
+    mixed = {"policy": policy is not NOT_GIVEN, "convolutions": convolutions, "functions": functions is not None}
+    if any(mixed.values()):
+        names = ", ".join(name for name, given in mixed.items() if given)
+        raise TypeError(f"emulate: gpu={gpu!r} decides on every operation; leave out {names}, or leave out gpu")
+    return GpuEmulation(model, gpu, library, unknown)
 
 
 # ---- decisions

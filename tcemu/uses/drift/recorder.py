@@ -114,7 +114,8 @@ class Recording:
         except FileExistsError:
             raise FileExistsError(f"{self.path}: this file exists, and a record is never overwritten; name another or remove it") from None
         version = getattr(sys.modules.get(framework), "__version__", "")
-        self._write_part({"kind": KIND, "version": VERSION, "framework": f"{framework} {version}".strip()}, {})
+        facts = {"kind": KIND, "version": VERSION, "framework": f"{framework} {version}".strip()}
+        self._write_part(facts | {"environment": json.dumps(_environment(framework))}, {})
 
     def content(self) -> bytes:
         """Return the bytes of a record in memory."""
@@ -145,8 +146,9 @@ class Recording:
         source: str,
         backward: bool,
         attributes: dict[str, Any],
+        strides: Sequence[Sequence[int] | None] | None = None,
     ) -> None:
-        """Append one operation."""
+        """Append one operation. strides: those of each operand in elements, None for an operand that is contiguous."""
         with self._lock:
             tensors: dict[str, np.ndarray] = {}
             described = {
@@ -157,7 +159,10 @@ class Recording:
                 "pass": "backward" if backward else "forward",
                 "step": self.step,
                 "attributes": attributes,
-                "operands": [self._describe(x, tensors) for x in operands],
+                "operands": [
+                    self._describe(x, tensors) | ({} if own is None else {"strides": list(own)})
+                    for x, own in zip(operands, strides or [None] * len(operands), strict=True)
+                ],
                 "results": [self._describe(x, tensors) for x in results],
             }
             self._write_part({"operation": json.dumps(described)}, tensors)
@@ -216,6 +221,66 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return str(value)[:200]
+
+
+def _environment(framework: str) -> dict[str, Any]:
+    """Return what the choice of kernels depends on: versions, GPU, driver, and PyTorch's switches."""
+    found: dict[str, Any] = {}
+    for name in ("torch", "jax", "jaxlib", "transformers", "triton", "numpy"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    torch = sys.modules.get("torch")
+    if framework == "torch" and torch is not None:
+        found |= _torch_environment(torch)
+    elif framework == "jax" and "jax" in sys.modules:
+        found["devices"] = sorted({str(device.device_kind) for device in sys.modules["jax"].devices()})
+    return found
+
+
+def _torch_environment(torch: Any) -> dict[str, Any]:
+    switches = {
+        "float32_matmul_precision": torch.get_float32_matmul_precision,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "cudnn_allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+        "cudnn_enabled": lambda: torch.backends.cudnn.enabled,
+        "cudnn": lambda: torch.backends.cudnn.version(),
+        "matmul_allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+        "matmul_reduced_bf16": lambda: str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "matmul_reduced_f16": lambda: str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "preferred_blas": lambda: str(torch.backends.cuda.preferred_blas_library()),
+        **{
+            f"sdp_{name}": getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in ("flash", "mem_efficient", "cudnn", "math")
+        },
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        switches |= {
+            "gpu": lambda: properties.name,
+            "capability": lambda: [properties.major, properties.minor],
+            "multiprocessors": lambda: properties.multi_processor_count,
+            "cuda": lambda: torch.version.cuda,
+            "driver": _driver,
+        }
+    found: dict[str, Any] = {}
+    for name, read in switches.items():
+        try:
+            value = None if read is None else read()
+        except (AttributeError, RuntimeError, OSError):  # a switch that this release or this build does not have
+            continue
+        if value is not None:
+            found[name] = value if isinstance(value, bool | int | list) else str(value)
+    return found
+
+
+def _driver() -> str | None:
+    """Return the version of the NVIDIA driver."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split()
+    except OSError:
+        return None
+    return next((word for word in words if word.count(".") >= 1 and word.replace(".", "").isdigit()), None)
 
 
 def _source_line(frames: Iterable[tuple[str, int]], skipped: tuple[str, ...]) -> str:
@@ -315,9 +380,12 @@ class TorchRecording:
             return func(*args, **kwargs)
         given = _torch_tensors((args, kwargs))
         operands = [_torch_array(x) for x in given]
+        strides = [None if x.is_contiguous() else x.stride() for x in given]
         result = func(*args, **kwargs)
-        flat = pytree.tree_leaves(result)
-        outputs = [x for x in flat if isinstance(x, torch.Tensor)]
+        outputs = _torch_tensors(result)
+        if not func._schema.returns:  # it writes to its operands, as an optimizer's operators on lists do
+            places = [i for i, x in enumerate(func._schema.arguments) if x.alias_info is not None and x.alias_info.is_write]
+            outputs = _torch_tensors([args[i] if i < len(args) else kwargs.get(func._schema.arguments[i].name) for i in places])
         results = [_torch_array(x) for x in outputs]
         replaced = self.recording.substitute(name, operands, results)
         if replaced is not None:
@@ -340,7 +408,9 @@ class TorchRecording:
             frames.append((frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
         source = _source_line(frames, (f"{os.sep}torch{os.sep}",))
-        self.recording.add(name, operands, results, path=path, source=source, backward=in_backward, attributes=_plain(attributes))
+        self.recording.add(
+            name, operands, results, path=path, source=source, backward=in_backward, attributes=_plain(attributes), strides=strides
+        )
         return result
 
 

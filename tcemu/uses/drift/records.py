@@ -40,6 +40,7 @@ class TensorRecord:
         digest: Digest of all its bytes.
         kept: Digest of the kept bytes, or None if only the digest was kept.
         rows: Rows of the first axis that were kept, or None for all.
+        strides: Strides of an operand that was not contiguous, in elements; None for a contiguous one. The value is kept contiguous.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,7 @@ class TensorRecord:
     digest: str
     kept: str | None
     rows: tuple[int, ...] | None
+    strides: tuple[int, ...] | None = None
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -103,6 +105,7 @@ class Record:
     Attributes:
         name: Name of the file, or "memory".
         framework: Framework and version, as the recorder wrote it.
+        environment: What the choice of kernels depends on: versions, GPU, driver, switches; {} in records of older recorders.
         operations: The operations in order.
         complete: True if the run closed the record. The record of a killed run has all operations that were written completely.
         absorbed: Numbers of the operations that are parts of one that stands in another place.
@@ -110,6 +113,7 @@ class Record:
 
     def __init__(self, open_file: Callable[[], BinaryIO], size: int, name: str) -> None:
         self.name, self.framework = name, ""
+        self.environment: dict[str, Any] = {}
         self.operations: list[Operation] = []
         self.complete = False
         self.absorbed: set[int] = set()
@@ -140,6 +144,10 @@ class Record:
                 break
             if first:
                 self.framework = str(metadata.get("framework", ""))[:80]
+                environment = parse_json(metadata["environment"]) if "environment" in metadata else {}
+                if not isinstance(environment, dict):
+                    raise DamagedFile(f"{self.name}: the environment is {str(environment)[:80]}; expected an object")
+                self.environment = environment
             elif "operation" in metadata:
                 self._add_operation(metadata["operation"])
             elif metadata.get("end") == str(len(self.operations)):
@@ -196,10 +204,12 @@ class Record:
 
     def _read_tensor(self, number: int, data: Any) -> TensorRecord:
         wrong = DamagedFile(f"{self.name}: operation {number}: {str(data)[:120]} is no tensor of this record")
-        if not isinstance(data, dict) or set(data) != TENSOR_MEMBERS:
+        if not isinstance(data, dict) or set(data) - {"strides"} != TENSOR_MEMBERS:
             raise wrong
         shape, dtype, digest, kept, rows = (data[name] for name in ("shape", "dtype", "digest", "kept", "rows"))
-        shape = _read_shape(shape)
+        shape, strides = _read_shape(shape), None if data.get("strides") is None else _read_shape(data["strides"])
+        if data.get("strides") is not None and (shape is None or strides is None or len(strides) != len(shape)):
+            raise wrong
         if shape is None or not isinstance(dtype, str) or not isinstance(digest, str) or len(digest) != 2 * DIGEST_BYTES:
             raise wrong
         if rows is not None and not (shape and isinstance(rows, list) and all(type(row) is int and 0 <= row < shape[0] for row in rows)):
@@ -209,7 +219,7 @@ class Record:
             count = prod(shape) if rows is None else len(rows) * prod(shape[1:])
             if stored is None or dtype not in DTYPES or stored[1] != count * DTYPES[dtype].itemsize:
                 raise wrong
-        return TensorRecord(shape, dtype, digest, kept, None if rows is None else tuple(rows))
+        return TensorRecord(shape, dtype, digest, kept, None if rows is None else tuple(rows), strides)
 
     def value(self, tensor: TensorRecord) -> np.ndarray | None:
         """Return the kept value of a tensor, its kept rows if not all were kept, or None.

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tcemu.cli import main
-from tcemu.drift import Drift, record
+from tcemu.drift import Drift, Recording, record
+from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 
 
 @pytest.fixture
@@ -57,3 +58,28 @@ def test_one_record_is_identified(records, capsys):
     assert main(["drift", "wrong.drift", "--fail-on", "unexplained"]) == 1
     assert main(["drift", "left.drift", "--rows", "0", "--fail-on", "outside"]) == 2
     assert "RIGHT is missing" in capsys.readouterr().err
+
+
+def test_one_record_is_judged_by_what_a_gpu_gives(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    x = np.linspace(-3, 3, 64, dtype=np.float16)
+    table = elementwise("gelu", x)
+    for name, wrong in (("h100.drift", 0), ("other.drift", 1)):
+        run = Recording(name, 1 << 20, None, None, "torch")
+        facts = {"source": "", "backward": False}
+        run.add("aten.gelu", [x], [np.asarray(table)], path="mlp", attributes={"args": ["#0"], "kwargs": {}}, **facts)
+        total = (x + x).view(np.uint16)
+        total[5] ^= wrong
+        run.add("aten.add", [x, x], [total.view(np.float16)], path="mlp", attributes={"args": ["#0", "#1"], "kwargs": {}}, **facts)
+        run.add("aten.erfinv", [x], [x], path="mlp", attributes={"args": ["#0"], "kwargs": {}}, **facts)
+        run.close()
+    assert main(["drift", "h100.drift", "--gpu", "H100", "--fail-on", "unexplained"]) == 0
+    out = capsys.readouterr().out
+    assert "2 equal, 1 not known" in out and "128 of 128 words equal" in out and "aten.erfinv: erfinv has no rule" in out
+    assert main(["drift", "other.drift", "--gpu", "H100", "--fail-on", "unexplained", "--json", "o.json"]) == 1
+    assert "first that no H100 with torch 2.11 would give: 1 mlp: aten.add: 1 of 64 words differ" in capsys.readouterr().out
+    with open("o.json") as file:
+        assert json.load(file)["different"] == 1
+    assert main(["drift", "h100.drift", "--gpu", "B200"]) == 2 and main(["drift", "h100.drift", "other.drift", "--gpu", "H100"]) == 2
+    errors = capsys.readouterr().err
+    assert "known are H100, H200" in errors and "judges one record" in errors

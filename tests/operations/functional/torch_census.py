@@ -1,6 +1,6 @@
 """The census of PyTorch's CUDA operators: its cases by name, their inputs by seeds, and what tcemu computes for them.
 
-    python tests/operations/functional/torch_census.py [reduce/sum ...]
+    python tests/operations/functional/torch_census.py [reduce/sum sdpa/FLASH_ATTENTION ...]
 
 computes every case of the kinds that are named, or all, and counts those whose words are the H200's (tests/golden/torch_h200.json.xz).
 A case without a rule raises NotModelled, and is counted by what is missing.
@@ -15,18 +15,24 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.attention import attention, attention_backward
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
-from tcemu.operations.functional.torch_cuda.rows import layer_norm, reduce, rms_norm, softmax, softmax_backward, variance
+from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
+from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward
+from tcemu.operations.functional.torch_cuda.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adamw_step, sgd_step
+from tcemu.operations.functional.torch_cuda.rows import reduce, standard_deviation, variance
+from tcemu.operations.functional.torch_cuda.scans import cumsum
+from tcemu.operations.functional.torch_cuda.softmax import logsumexp, softmax, softmax_backward
 from tcemu.uses.replay.torch_products import matmul
 
 GOLDEN = Path(__file__).parents[2] / "golden/torch_h200.json.xz"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
-ROWS = 5  # of the reductions
+ROWS, LOSS_ROWS = 5, 37  # of the reductions, and of the losses
 
 
 @cache
@@ -67,13 +73,6 @@ BINARY = {
 }
 
 
-def logsumexp(x):
-    x = x.astype(np.float32)
-    largest = reduce("amax", x)
-    powers = elementwise("exp", elementwise("add", x, jnp.broadcast_to(-largest[:, None], x.shape)))
-    return elementwise("add", elementwise("log", reduce("sum", powers)), largest)
-
-
 def product(x):
     return reduce("prod", elementwise("add", elementwise("mul", x, 0.01), 1.0))
 
@@ -89,14 +88,44 @@ REDUCE = {
     "log_softmax": lambda x: softmax(x, log=True),
     "softmax_bwd": lambda x: softmax_backward(x[:, ::-1], softmax(x)),
     "log_softmax_bwd": lambda x: softmax_backward(x[:, ::-1], softmax(x, log=True), log=True),
-    "logsumexp": logsumexp,
+    "cumsum": cumsum,
+    "logsumexp": lambda x: logsumexp(x.astype(np.float32)),
     "var": lambda x: variance(x.astype(np.float32)),
-    "std_all": lambda x: elementwise("sqrt", variance(x.astype(np.float32), None)),
+    "std_all": lambda x: standard_deviation(x.astype(np.float32), None),
 }
+
+
+def rms_norm_gradients(x, w, b):
+    y, scale = rms_norm(x, w, 1e-6)
+    return rms_norm_backward(np.asarray(y)[:, ::-1], x, scale, w)
+
+
 NORM = {
     "layer_norm": lambda x, w, b: layer_norm(x, w, b, 1e-5),
-    "rms_norm": lambda x, w, b: [rms_norm(x, w, 1e-6)],
+    "rms_norm": lambda x, w, b: [rms_norm(x, w, 1e-6)[0]],
+    "layer_norm_bwd": lambda x, w, b: layer_norm_backward(x[:, ::-1], x, *layer_norm(x, w, b, 1e-5)[1:], w),
+    "rms_norm_bwd": rms_norm_gradients,
 }
+
+
+def smoothed(x, y):
+    wide, one = x.astype(np.float32), np.float32(1)
+    grad = cross_entropy_backward(one, wide, y, label_smoothing=0.1)
+    return [cross_entropy(wide, y, label_smoothing=0.1), np.asarray(grad).astype(x.dtype)]
+
+
+def optimize(operator, form, param, grads):
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "form": form}
+    state, buffer = AdamState(np.zeros_like(param), np.zeros_like(param)), None
+    for step, grad in enumerate(grads, 1):
+        if operator == "SGD":
+            param, buffer = sgd_step(param, grad, buffer, momentum=0.9, **settings)
+        else:
+            param, state = adamw_step(param, grad, state, step, **settings)
+    return param
+
+
+LOSS = {"ce": lambda x, y: [cross_entropy(x, y)], "ce_bwd": smoothed}
 
 
 def factors(m: int, k: int, n: int, dtype: str) -> tuple[np.ndarray, ...]:
@@ -113,6 +142,18 @@ MATMUL = {
     "linear_dw": lambda x, w, b, g: matmul(g.T, x, transposed_a=True),
     "linear_dx": lambda x, w, b, g: matmul(g, w),
 }
+SDPA = {"FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "efficient", "CUDNN_ATTENTION": "cudnn", "MATH": "math"}
+
+
+def sdpa(backend: str, way: str, dtype: str, case: str) -> list:
+    *sizes, causal = case.split(",")
+    b, h, key_heads, s, keys, d = map(int, sizes)
+    seed = f"{s}{keys}{d}"
+    q = normal(f"q{seed}", (b, h, s, d), dtype)
+    k, v = (normal(f"{which}{seed}", (b, key_heads, keys, d), dtype) for which in "kv")
+    options = {"backend": SDPA[backend], "causal": causal == "True"}
+    out, logsumexp = attention(q, k, v, **options)
+    return [out] if way == "fwd" else list(attention_backward(out[..., ::-1], q, k, v, out, logsumexp, **options))
 
 
 def compute(name: str) -> list:
@@ -133,8 +174,20 @@ def compute(name: str) -> list:
         rows, columns = map(int, rest[0].split("x"))
         x = normal(f"{operator}{dtype}{columns}", (rows, columns), dtype, 2)
         return list(NORM[operator](x, *(normal(f"{which}{operator}{columns}", columns, dtype) for which in "wb")))
+    if group == "loss":
+        classes = int(rest[0])
+        x = normal(f"ce{classes}{dtype}", (LOSS_ROWS, classes), dtype, 2)
+        return LOSS[operator](x, generator(f"y{classes}").integers(0, classes, LOSS_ROWS))
+    if group == "optimizer":
+        param, grads = normal("p" + rest[0], 5000, rest[0]), [normal(f"g{i}{rest[0]}", 5000, rest[0], 0.1) for i in range(3)]
+        return [optimize(operator, dtype, param, grads)]
+    if group == "embedding":
+        return [embedding_backward(normal("eb" + dtype, (300, 40), dtype), generator("ei").integers(0, 64, 300), 64)]
     if group == "matmul":
         return [MATMUL[operator](*factors(*map(int, rest[0].split("x")), dtype))]
+    if group == "sdpa":
+        way, dtype, (case,) = dtype, rest[0], rest[1:]
+        return sdpa(operator, way, dtype, case)
     raise NotModelled(f"{group}/{operator}: no rule")
 
 

@@ -21,27 +21,37 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
+from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import (
     Value,
     as_value,
+    atan2f,
+    cosf,
     erff,
     ex2,
     expf,
     expm1f,
     fma,
+    fmodf,
     log1pf,
     log2f,
     logf,
+    powf,
     rsqrt,
+    sinf,
     sqrt,
     tanhf,
     where,
 )
 
 FORMATS = (BF16, F16, F32)
+
+
+def _square(x: Value) -> Value:
+    return x * x
 
 
 def _sigmoid(x: Value) -> Value:
@@ -82,6 +92,45 @@ def _hardswish(x: Value) -> Value:
     return x * where(y > 6.0, 6.0, y) * (1.0 / 6.0)
 
 
+def _hardsigmoid(x: Value) -> Value:
+    y = x + 3.0
+    y = where(y < 0.0, 0.0, y)
+    return where(y > 6.0, 6.0, y) * (1.0 / 6.0)
+
+
+def _mish_backward(grad: Value, x: Value) -> Value:
+    slope = tanhf(log1pf(expf(x)))
+    return grad * fma(x * _sigmoid(x), fma(-slope, slope, 1.0), slope)
+
+
+def _softplus_backward(grad: Value, x: Value) -> Value:
+    power = expf(x * 1.0)
+    return where(x > 20.0, grad, grad * power / (power + 1.0))
+
+
+def _log_sigmoid_backward(grad: Value, x: Value) -> Value:
+    power = expf(-abs(x))
+    share = power / (1.0 + power)
+    return grad * where(x < 0.0, 1.0 - share, share)
+
+
+def _hardswish_backward(grad: Value, x: Value) -> Value:
+    between = grad * (x / 3.0 + 0.5)
+    return where(x > -3.0, where(x < 3.0, between, grad), 0.0)
+
+
+def _remainder(x: Value, y: Value) -> Value:
+    rest = fmodf(x, y)
+    nonzero = rest.codes & MAGNITUDE != 0
+    return where(nonzero & ((y < 0.0) != (rest < 0.0)), rest + y, rest)
+
+
+def _logaddexp(x: Value, y: Value) -> Value:
+    larger = where(x < y, y, x)
+    found = larger + log1pf(expf(-abs(x - y)))
+    return where((x.codes & MAGNITUDE == INFINITY) & (x.codes == y.codes), x, found)
+
+
 def _tanh_backward(grad: Value, y: Value, fmt: Format) -> Value:
     return grad * (fma(-y, y, 1.0) if fmt == F32 else round_value(1.0 - round_value(y * y, fmt), fmt))
 
@@ -97,6 +146,8 @@ OPERATORS: dict[str, Callable[..., Value]] = {
     "rsqrt": rsqrt,
     "tanh": tanhf,
     "erf": erff,
+    "sin": sinf,
+    "cos": cosf,
     "reciprocal": lambda x: 1.0 / x,
     "sigmoid": _sigmoid,
     "silu": lambda x: x / (1.0 + expf(-x)),
@@ -111,16 +162,38 @@ OPERATORS: dict[str, Callable[..., Value]] = {
     "leaky_relu": lambda x: where(x > 0.0, x, x * 0.01),
     "mul": lambda x, y: x * y,
     "div": lambda x, y: x / y,
+    "pow": powf,
+    "atan2": atan2f,
+    "fmod": fmodf,
     "add": lambda x, y, alpha=1.0: fma(alpha, y, x),
     "addcmul": lambda x, y, z, value=1.0: fma(value, y * z, x),
     "addcdiv": lambda x, y, z, value=1.0: fma(value, y / z, x),
-    "lerp": lambda x, y, weight: fma(weight, y - x, x) if abs(weight) < 0.5 else y - (y - x) * (1.0 - weight),
+    "lerp": lambda x, y, weight: fma(weight, y - x, x) if abs(weight) < 0.5 else fma(x - y, 1.0 - as_value(weight), y),
+    "remainder": _remainder,
+    "logaddexp": _logaddexp,
+    "glu": lambda x, gate: x * _sigmoid(gate),
+    "l1_loss": lambda x, y: abs(x - y),
+    "pow_half": sqrt,
+    "pow_minus_half": rsqrt,
+    "pow_minus_1": lambda x: 1.0 / x,
+    "square": _square,
+    "hardsigmoid": _hardsigmoid,
+    "mish_backward": _mish_backward,
+    "softplus_backward": _softplus_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+    "hardswish_backward": _hardswish_backward,
+    "hardsigmoid_backward": lambda grad, x: where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0),
+    "threshold_backward": lambda grad, x: where((x < 0.0) | (x.codes & MAGNITUDE == 0), 0.0, grad),
+    "leaky_relu_backward": lambda grad, x: where(x > 0.0, grad, grad * 0.01),
+    "elu_backward": lambda grad, x: where(x > 0.0, grad * 1.0, grad * 1.0 * 1.0 * expf(x * 1.0)),
     "silu_backward": _silu_backward,
     "gelu_backward": _gelu_backward,
     "gelu_tanh_backward": _gelu_tanh_backward,
 }
 ROUNDED_BETWEEN: dict[str, Callable[..., Value]] = {  # formulas in the operands' own type, which they read: each operation is rounded to it
     "pow3": lambda x, fmt: round_value(x * x, fmt) * x,
+    "pow_minus_2": lambda x, fmt: 1.0 / round_value(x * x, fmt),
+    "mse_loss": lambda x, y, fmt: _square(round_value(x - y, fmt)),
     "sigmoid_backward": lambda grad, y, fmt: round_value(grad * round_value(1.0 - y, fmt), fmt) * y,
     "tanh_backward": _tanh_backward,
 }
@@ -148,6 +221,9 @@ def elementwise(name: str, *operands: ArrayLike, **options: Any) -> Array:
     if name not in OPERATORS and name not in ROUNDED_BETWEEN:
         known = ", ".join((*OPERATORS, *ROUNDED_BETWEEN))
         raise NotModelled(f"{name}: its device function is not known; known are {known} (torch_cuda/elementwise.py, OPERATORS)")
+    if name == "div" and isinstance(operands[1], float | int):  # PyTorch multiplies by the reciprocal, which it rounds to f32 once
+        with np.errstate(divide="ignore", invalid="ignore"):
+            name, operands = "mul", (operands[0], float(np.divide(1.0, operands[1])))
     given = [x if isinstance(x, float | int) else array_codes(jnp.asarray(x)) for x in operands]
     formats = [x[0] for x in given if isinstance(x, tuple)]
     if len(set(formats)) != 1 or formats[0] not in FORMATS:

@@ -32,6 +32,8 @@ class ReduceCall(NamedTuple):
         unrolled: Accumulators of a thread that loads single elements: `vt0`.
         vector: Elements of a vector, each with an accumulator: `input_vec_size`.
         gpu: A key of GPUS.
+        packed: Sums of a thread, where sums are neighbours: 1, 2 or 4.
+        is_split: The terms lie along several axes, so that no vectors are loaded.
     """
 
     terms: int
@@ -40,6 +42,8 @@ class ReduceCall(NamedTuple):
     unrolled: int = 4
     vector: int = 4
     gpu: str = "H200"
+    packed: int = 1
+    is_split: bool = False
 
 
 class ReduceLaunch(NamedTuple):
@@ -64,10 +68,8 @@ def reduce_launch(call: ReduceCall) -> ReduceLaunch:
     if call.gpu not in GPUS:
         raise NotModelled(f"gpu={call.gpu!r}: the launch depends on its multiprocessors; known: {', '.join(GPUS)} (reduce_plans.GPUS)")
     processors, threads = GPUS[call.gpu]
-    vectorised = call.contiguous and call.terms >= LEAST_VECTORISED
-    together = 1  # outputs that a thread computes
-    if not call.contiguous:
-        together = next(size for size in (4, 2, 1) if call.outputs % size == 0)
+    vectorised = call.contiguous and call.terms >= LEAST_VECTORISED and not call.is_split
+    together = call.packed
     x, y = (call.terms // (call.vector if vectorised else 1), call.outputs) if call.contiguous else (call.outputs // together, call.terms)
     most = MAX_THREADS // together
     x, y = (_last_power(n) if n < most else most for n in (x, y))
@@ -87,29 +89,72 @@ def reduce_launch(call: ReduceCall) -> ReduceLaunch:
     return ReduceLaunch(width if call.contiguous else 1, height, blocks, vectorised)
 
 
-@lru_cache(maxsize=64)
-def reduce_tree(call: ReduceCall) -> Node:
-    """Return the sums [outputs] of an operand by places in memory: accumulators of a thread, threads in x and in y, blocks."""
+class ReduceLayout(NamedTuple):
+    """How a reduction sees a contiguous array.
+
+    Attributes:
+        reduced: The axes of the terms, in the order in which they are counted, the slowest first.
+        kept: The axes of the sums.
+        terms: Number of terms of each sum.
+        outputs: Number of sums.
+        contiguous: As in `ReduceCall`.
+        packed: As in `ReduceCall`.
+        is_split: As in `ReduceCall`.
+    """
+
+    reduced: tuple[int, ...]
+    kept: tuple[int, ...]
+    terms: int
+    outputs: int
+    contiguous: bool
+    packed: int
+    is_split: bool
+
+
+@lru_cache(maxsize=1024)
+def reduce_layout(shape: tuple[int, ...], axes: tuple[int, ...]) -> ReduceLayout:
+    """Return how TensorIterator lays out a reduction of a contiguous array: neighbouring axes become one, reduced axes come first."""
+    strides = np.append(np.cumprod(shape[:0:-1])[::-1], 1).tolist() if shape else []
+    kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    parts = []
+    for own in (axes, kept):
+        merged: list[tuple[int, int]] = []  # (length, stride), the fastest first
+        for axis in sorted(own, reverse=True):
+            if shape[axis] == 1:
+                continue
+            if merged and merged[-1][0] * merged[-1][1] == strides[axis]:
+                merged[-1] = (merged[-1][0] * shape[axis], merged[-1][1])
+            else:
+                merged.append((shape[axis], strides[axis]))
+        parts.append(merged)
+    reduced, others = parts
+    terms, outputs = (int(np.prod([shape[axis] for axis in own], dtype=int)) for own in (axes, kept))
+    contiguous = not others or (bool(reduced) and reduced[0][1] < others[0][1])
+    packed = 1
+    if not contiguous and others[0][1] == 1:
+        limits = [others[0][0], *(stride for _, stride in reduced), *(stride for _, stride in others[1:])]
+        packed = next(size for size in (4, 2, 1) if all(limit % size == 0 for limit in limits))
+    return ReduceLayout(tuple(sorted(axes)), kept, terms, outputs, contiguous, packed, len(reduced) > 1)
+
+
+@lru_cache(maxsize=256)
+def reduce_tree(call: ReduceCall, shift: int = 0) -> Node:
+    """Return the sum of one output by the places of its terms: accumulators of a thread, threads in x and in y, blocks.
+
+    shift: Elements by which the first term lies after a vector's boundary.
+    """
     launch = reduce_launch(call)
     blocks, height, width = launch.blocks, launch.height, launch.width
     threads = blocks * height * width
-    rows = np.arange(call.outputs)
-    if launch.vectorised:  # rows that begin elsewhere in a vector have other accumulators
-        shifts = rows * call.terms % call.vector
-        trees = np.stack([_vector_places(call, threads, shift) for shift in range(call.vector)])
-        places = trees[shifts].swapaxes(0, 1)
-    else:
-        places = np.repeat(_strided_places(call, threads)[:, None], call.outputs, 1)
-    first, stride = (rows * call.terms, 1) if call.contiguous else (rows, call.outputs)
-    places = np.where(places == EMPTY, EMPTY, places * stride + first[:, None, None]).astype(np.int32)
-    places = places.reshape(len(places), call.outputs, blocks, height, width, -1)
+    places = _vector_places(call, threads, shift) if launch.vectorised else _strided_places(call, threads)
+    places = places.astype(np.int32).reshape(len(places), blocks, height, width, -1)
     if blocks == 1:
-        return _block_sum(places[:, :, 0])
+        return _block_sum(places[:, 0])
     rounds = -(-blocks // (height * width))  # the last block's threads take the sums of all blocks in turn
     missing = rounds * height * width - blocks
-    places = np.pad(places, [(0, 0), (0, 0), (0, missing), (0, 0), (0, 0), (0, 0)], constant_values=EMPTY)
-    places = places.reshape(len(places), call.outputs, rounds, height, width, *places.shape[3:])
-    places = places.transpose(0, 1, 4, 3, 2, 5, 6, 7)  # [T, outputs, width, height, rounds, height, width, registers]
+    places = np.pad(places, [(0, 0), (0, missing), (0, 0), (0, 0), (0, 0)], constant_values=EMPTY)
+    places = places.reshape(len(places), rounds, height, width, *places.shape[2:])
+    places = places.transpose(0, 3, 2, 1, 4, 5, 6)  # [T, width, height, rounds, height, width, registers]
     return Join(Join(Join(_block_sum(places), from_zero=True), "folded"), "folded")
 
 
@@ -174,17 +219,10 @@ def is_vectorised_norm(columns: int) -> bool:
 
 
 def norm_places(columns: int, *, vectorised: bool) -> np.ndarray:
-    """Return the elements of a row that each thread of layer norm's kernels takes: 128 threads that load vectors, else one or 16 warps.
+    """Return the elements of a row that each thread takes: 128 threads of layer norm that load vectors, else one or 16 warps of group norm.
 
     Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/layer_norm_kernel.cu and block_reduce.cuh.
     """
     if vectorised:
         return strided_places(columns, NORM_THREADS, NORM_VECTOR)
     return strided_places(columns, WARP if columns < MAX_THREADS else MAX_THREADS)
-
-
-@lru_cache(maxsize=64)
-def norm_tree(rows: int, columns: int) -> Node:
-    """Return the moments of rows as layer norm's kernels take them."""
-    places = norm_places(columns, vectorised=is_vectorised_norm(columns))[:, None]
-    return thread_tree(np.where(places == EMPTY, EMPTY, places + np.arange(rows)[:, None] * columns).astype(np.int32))

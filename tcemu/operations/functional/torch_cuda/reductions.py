@@ -39,13 +39,13 @@ class Reduction(NamedTuple):
     Attributes:
         identity: Code of a value without a term.
         padding: Code of a term that changes no value.
-        take: Takes a term.
+        take: Takes a term; with several operands, a tuple of their elements.
         join: Joins two values.
     """
 
     identity: np.uint32
     padding: np.uint32
-    take: Callable[[Array, Array], Array]
+    take: Callable[[Array, Any], Array]
     join: Callable[[Array, Array], Array]
 
 
@@ -54,20 +54,23 @@ REDUCTIONS = {
     "sum": Reduction(ZERO, SIGN, add_f32, add_f32),
     "sum by device": Reduction(ZERO, SIGN, add_by_device, add_by_device),
     "squares": Reduction(ZERO, ZERO, lambda total, x: fma_f32(x, x, total), add_f32),
+    "products": Reduction(ZERO, ZERO, lambda total, pair: fma_f32(*pair, total), add_f32),  # of two operands
     "product": Reduction(ONE, ONE, multiply_codes, multiply_codes),
+    "sizes": Reduction(ZERO, ZERO, lambda total, x: add_f32(total, x & MAGNITUDE), add_f32),
+    "largest size": Reduction(ZERO, ZERO, lambda total, x: _largest(total, x & MAGNITUDE), _largest),
     "largest": Reduction(SIGN | INFINITY, SIGN | INFINITY, _largest, _largest),
 }
 
 
 class ElementSums(CodeSums):
-    """Sums of elements [K + 1], the last one for places without an element."""
+    """Sums of elements [K + 1, ...], the last one for places without an element."""
 
-    def __init__(self, outputs: tuple[int, ...], elements: Array) -> None:
+    def __init__(self, outputs: tuple[int, ...], elements: tuple[Array, ...]) -> None:
         super().__init__(outputs)
         self.terms = elements
 
     def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
-        if isinstance(self.terms, Tracer) or chain.closes is not None:
+        if any(isinstance(x, Tracer) for x in self.terms) or chain.closes is not None:
             return super().scan(turn, state, chain)
         for places in chain.places:  # without a trace no program is compiled for a number of turns
             state = turn(state, Turn(self.read(places), None, None))
@@ -75,20 +78,20 @@ class ElementSums(CodeSums):
 
 
 class TermSums(ElementSums):
-    """The algebra of a reduction of terms; values [*grid]."""
+    """The algebra of a reduction of terms; values [*grid, *outputs]."""
 
-    def __init__(self, how: Reduction, elements: Array) -> None:
-        super().__init__((), elements)
+    def __init__(self, how: Reduction, elements: tuple[Array, ...]) -> None:
+        super().__init__(elements[0].shape[1:], elements)
         self.how = how
 
     def zeros(self, grid: tuple[int, ...], negative: Any) -> Array:
-        return jnp.full(grid, self.how.identity)
+        return jnp.full((*grid, *self.outputs), self.how.identity)
 
-    def read(self, places: Array) -> Array:
-        return self.terms[places]  # EMPTY is the last one
+    def read(self, places: Array) -> tuple[Array, ...]:
+        return tuple(x[places] for x in self.terms)  # EMPTY is the last one
 
-    def accumulate(self, running: Array, elements: Array) -> Array:
-        return self.how.take(running, elements)
+    def accumulate(self, running: Array, elements: tuple[Array, ...]) -> Array:
+        return self.how.take(running, elements[0] if len(self.terms) == 1 else elements)
 
     def add(self, x: Array, y: Array) -> Array:
         return self.how.join(x, y)
@@ -105,21 +108,25 @@ def _is_exact_by_device(codes: Array) -> bool:
     return bool(((size == 0) | (size >= LEAST_EXACT)).all())
 
 
-def reduce_tree_values(kind: str, tree: Node, elements: Array) -> Array:
-    """Reduce the f32 codes of an operand, flat as they lie in memory, in the order of a tree whose places are theirs.
+def reduce_tree_values(kind: str, tree: Node, *elements: Array) -> Array:
+    """Reduce the f32 codes of an operand in the order of a tree whose places are along the operand's first axis.
 
     Args:
         kind: A key of REDUCTIONS.
         tree: The tree.
-        elements: f32 codes.
+        *elements: f32 codes [K, *outputs], one array for each operand of the kind.
 
     Returns:
-        f32 codes of the tree's grid.
+        f32 codes [*grid of the tree, *outputs].
     """
-    if kind == "sum" and _is_exact_by_device(elements):
+    if kind == "sum" and _is_exact_by_device(elements[0]):
         kind = "sum by device"
     how = REDUCTIONS[kind]
-    return evaluate(tree, TermSums(how, jnp.append(elements, how.padding)))
+    return evaluate(tree, TermSums(how, tuple(_with_padding(x, how.padding) for x in elements)))
+
+
+def _with_padding(elements: Array, padding: np.uint32) -> Array:
+    return jnp.concatenate([elements, jnp.full((1, *elements.shape[1:]), padding)])
 
 
 # ---- moments
@@ -139,17 +146,19 @@ WELFORD_OPS, VECTORISED = Moments(False), Moments(True)  # SharedReduceOps.h; la
 
 
 class MomentSums(ElementSums):
-    """The algebra of moments: values [*grid, 3], the f32 codes of mean, sum of squared differences and count."""
+    """The algebra of moments: values [*grid, *outputs, 3], the f32 codes of mean, sum of squared differences and count."""
 
     def __init__(self, how: Moments, elements: Array) -> None:
-        super().__init__((3,), elements)
+        super().__init__((*elements.shape[1:], 3), (elements,))
         self.how = how
 
     def zeros(self, grid: tuple[int, ...], negative: Any) -> Array:
-        return jnp.zeros((*grid, 3), jnp.uint32)
+        return jnp.zeros((*grid, *self.outputs), jnp.uint32)
 
     def read(self, places: Array) -> tuple[Array, Array]:
-        return self.terms[places], places != EMPTY
+        (terms,) = self.terms
+        given = jnp.asarray(places != EMPTY)
+        return terms[places], given.reshape(given.shape + (1,) * (terms.ndim - 1))
 
     def accumulate(self, running: Array, elements: tuple[Array, Array]) -> Array:
         (x, given), (mean, squares, count) = elements, self._parts(running)
@@ -181,6 +190,6 @@ class MomentSums(ElementSums):
 
 
 def tree_moments(how: Moments, tree: Node, elements: Array) -> tuple[Value, Value, Value]:
-    """Return mean, sum of squared differences and count of an operand's f32 codes, flat as they lie in memory, in the order of a tree."""
-    found = evaluate(tree, MomentSums(how, jnp.append(elements, jnp.uint32(0))))
+    """Return mean, sum of squared differences and count of an operand's f32 codes [K, *outputs] in the order of a tree."""
+    found = evaluate(tree, MomentSums(how, _with_padding(elements, ZERO)))
     return Value(found[..., 0]), Value(found[..., 1]), Value(found[..., 2])

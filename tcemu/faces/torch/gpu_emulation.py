@@ -1,0 +1,604 @@
+"""`emulate(model, gpu=...)`: a dispatch mode that computes every operation of a model as PyTorch does on a GPU, by `aten_operations`.
+
+Autograd stands above the mode, so that backward passes and optimizers within the block are computed too. Functions that PyTorch decomposes
+in another way on a CPU than on a GPU are taken before, by a function mode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.results import Result, Table
+from tcemu.base.text import table_lines, wrap_lines
+from tcemu.faces.torch.watching import describe_tensor
+from tcemu.operations.functional.torch_cuda.attention import CHOICES, CUDNN_HIDDEN, AttentionCall
+from tcemu.operations.functional.torch_cuda.sorting import NETWORK
+from tcemu.uses.replay.aten_operations import (
+    EXACT,
+    EXACT_RESULT,
+    GPUS,
+    LIBRARIES,
+    NOT_KNOWN,
+    OPERATIONS,
+    PLACEMENT,
+    Answer,
+    Call,
+    Evidence,
+    bind_arguments,
+)
+
+UNKNOWN_CHOICES = ("raise", "warn", "leave")
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+NUMPY_DTYPES = {
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16), torch.float16: np.dtype(np.float16), torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64), torch.int64: np.dtype(np.int64), torch.int32: np.dtype(np.int32), torch.int16: np.dtype(np.int16),
+    torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.bool: np.dtype(np.bool_),
+}  # fmt: skip
+RANDOM = ("rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal")
+
+
+# ---- tensors and arrays
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's memory as an array with its strides."""
+    tensor = tensor.detach()
+    if tensor.dtype not in NUMPY_DTYPES or tensor.device.type != "cpu":
+        raise NotModelled(f"got {tensor.dtype} on {tensor.device}; tcemu.torch.emulate(gpu=...) takes real tensors on the CPU")
+    tensor = tensor.resolve_neg()
+    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return an array as a tensor of its dtype; the memory may be shared."""
+    array = np.ascontiguousarray(array)
+    array = array if array.flags.writeable else array.copy()
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == ml_dtypes.bfloat16 else torch.from_numpy(array)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def _empty_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """Return empty tensors like the results, with the strides that PyTorch gives them. The operands are not read."""
+    meta = lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    given = pytree.tree_map_only(torch.Tensor, meta, (args, kwargs))
+    try:
+        found = func(*given[0], **given[1])
+    except NotImplementedError as error:
+        raise NotModelled(f"PyTorch does not say which shapes {func} gives") from error
+    leaves = list(found) if isinstance(found, list | tuple) else [found]
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if _is_tensor(x) else x for x in leaves]
+
+
+def _write_result(out: torch.Tensor, found: torch.Tensor, is_operand: bool) -> torch.Tensor:
+    """Write a result to its place. Where no operand is the place, dtype and shape may be others than a CPU's, as of a norm's moments."""
+    if is_operand or (out.dtype == found.dtype and out.shape == found.shape):
+        return out.copy_(found.reshape(out.shape))
+    return found.reshape(out.shape) if out.numel() == found.numel() else found
+
+
+# ---- the report
+
+
+@dataclass(frozen=True)
+class OperationLine:
+    """Calls of one operator in one module with the same operands.
+
+    Attributes:
+        operator: Name of the operator: "aten.mm".
+        path: Path of the module, "" outside of modules.
+        backward: Whether the backward pass called it.
+        operands: Dtypes and shapes of the operands.
+        kernel: The kernel or the order, or what runs in its place.
+        status: "not known", "by rule", "measured" or "exact".
+        evidence: The evidence; for what is not known, what a record would teach.
+        runs: Number of calls.
+    """
+
+    operator: str
+    path: str
+    backward: bool
+    operands: str
+    kernel: str
+    status: str
+    evidence: str
+    runs: int = 1
+
+
+STATUS_ORDER = (NOT_KNOWN, "by rule", "measured", EXACT_RESULT)
+
+
+class OperationReport(Result):
+    """The operations of a block in the order of their evidence, unknown ones first: a sequence of `OperationLine`.
+
+    Attributes:
+        lines: A line for each operator, module and shape.
+        gpu: The GPU.
+        library: The library.
+    """
+
+    def __init__(self, lines: Sequence[OperationLine], gpu: str, library: str) -> None:
+        self.lines, self.gpu, self.library = tuple(sorted(lines, key=lambda x: STATUS_ORDER.index(x.status))), gpu, library
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Any:
+        return iter(self.lines)
+
+    def __getitem__(self, index: int) -> OperationLine:
+        return self.lines[index]
+
+    @property
+    def unknown(self) -> tuple[OperationLine, ...]:
+        """The lines of operations whose result on the GPU is not known."""
+        return tuple(line for line in self.lines if line.status == NOT_KNOWN)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of calls of each status."""
+        return {status: sum(line.runs for line in self.lines if line.status == status) for status in STATUS_ORDER}
+
+    def __str__(self) -> str:
+        """Operations as text: those that move elements are counted only."""
+        shown = [line for line in self.lines if line.status != EXACT_RESULT or not line.kernel.startswith("torch on this CPU")]
+        rows = [
+            [
+                line.status,
+                line.operator,
+                line.path + " (backward)" * line.backward,
+                line.operands,
+                str(line.runs),
+                line.kernel,
+                line.evidence,
+            ]
+            for line in shown
+        ]
+        heads = ["status", "operator", "module", "operands", "runs", "kernel", "evidence"]
+        counts = self.counts()
+        summary = ", ".join(f"{counts[status]} {status}" for status in STATUS_ORDER)
+        lines = table_lines(heads, rows, left=(0, 1, 2, 3, 5, 6)) if rows else []
+        lines += wrap_lines(f"{self.library} on {self.gpu}: {sum(counts.values())} operations: {summary}")
+        if counts[NOT_KNOWN]:
+            lines += wrap_lines(
+                "An operation that is not known ran as PyTorch runs it on this CPU. "
+                f"tcemu.drift.record on an {self.gpu} records its operands and results; tcemu drift then says which arithmetic gives them."
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<OperationReport: {sum(line.runs for line in self.lines)} operations as {self.library} on {self.gpu}>"
+
+    def table(self) -> Table:
+        """Return a table with a row for each line."""
+        heads = ("operator", "module", "backward", "operands", "kernel", "status", "evidence", "runs")
+        rows = tuple((x.operator, x.path, x.backward, x.operands, x.kernel, x.status, x.evidence, x.runs) for x in self.lines)
+        return Table(
+            f"operations as {self.library} on {self.gpu}", heads, rows, {"gpu": self.gpu, "library": self.library, **self.counts()}
+        )
+
+
+# ---- where an operation runs
+
+
+class ModulePaths:
+    """The path of the module that runs now, by hooks, and for a backward pass by the sequence numbers of autograd's nodes."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.stack: list[str] = []
+        self.by_node: dict[int, str] = {}
+        self.hooks: list[Any] = []
+        for path, module in model.named_modules():
+            self.hooks.append(module.register_forward_pre_hook(self._enter(path)))
+            self.hooks.append(module.register_forward_hook(self._leave(path), always_call=True))
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            self.stack.append(path)
+
+        return hook
+
+    def _leave(self, path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            while self.stack and self.stack.pop() != path:
+                pass
+
+        return hook
+
+    def find(self) -> tuple[str, bool]:
+        """Return the path of the operation that runs now, and whether a backward pass runs it."""
+        if torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            return ("" if node is None else self.by_node.get(node._sequence_nr(), "")), True
+        path = self.stack[-1] if self.stack else ""
+        self.by_node.setdefault(torch.autograd._get_sequence_nr() - 1, path)  # type: ignore[attr-defined]
+        return path, False
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self.hooks:
+            hook.remove()
+
+
+# ---- the dispatch mode
+
+
+class OperationMode(TorchDispatchMode):
+    """Computes each operator that reaches PyTorch's dispatcher."""
+
+    def __init__(self, emulation: GpuEmulation) -> None:
+        super().__init__()
+        self.emulation = emulation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.emulation.compute(func, args, kwargs or {})
+
+
+@lru_cache(maxsize=4096)
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return index and name of the arguments to which an operator writes."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write)
+
+
+@lru_cache(maxsize=4096)
+def _base_name(func: Any) -> str:
+    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand."""
+    name = func._schema.name.removeprefix("aten::")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def _flat_tensors(*trees: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(trees) if _is_tensor(x)]
+
+
+class GpuEmulation:
+    """A model whose operations are computed as PyTorch computes them on a GPU, within `with`; `emulate(model, gpu=...)` returns it."""
+
+    def __init__(self, model: torch.nn.Module, gpu: str, library: str, unknown: str) -> None:
+        if gpu not in GPUS:
+            raise NotModelled(
+                f"gpu={gpu!r}: launches, products and attention depend on the GPU; known are {', '.join(GPUS)} "
+                "(replay/aten_operations.py, GPUS). tcemu.torch.emulate(model, policy) computes the products of other GPUs"
+            )
+        if library not in LIBRARIES:
+            raise NotModelled(
+                f"library={library!r}: kernels change between versions; known is {', '.join(LIBRARIES)} (replay/aten_operations.py)"
+            )
+        if unknown not in UNKNOWN_CHOICES:
+            raise ValueError(f"unknown={unknown!r}: expected one of {', '.join(UNKNOWN_CHOICES)}")
+        self.model, self.gpu, self.library, self.unknown = model, gpu, library, unknown
+        self._lines: dict[tuple, int] = {}
+        self._warned: set[str] = set()
+        self._open: list[Any] = []
+        self._paths: ModulePaths | None = None
+
+    # ---- the block
+
+    def __enter__(self) -> GpuEmulation:
+        if self._open:
+            raise RuntimeError("emulate: this block is open already")
+        self._paths = ModulePaths(self.model)
+        self._open = [GpuDefaults(), FunctionChoices(self), OperationMode(self)]
+        for mode in self._open:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._open):
+            mode.__exit__(*error)
+        self._open = []
+        if self._paths is not None:
+            self._paths.remove()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._open:
+            return self.model(*args, **kwargs)
+        with self:
+            return self.model(*args, **kwargs)
+
+    def report(self) -> OperationReport:
+        """Return the operations so far: path of the module, operands, kernel, evidence; what is not known comes first."""
+        return OperationReport([OperationLine(*key, runs=count) for key, count in self._lines.items()], self.gpu, self.library)
+
+    def __repr__(self) -> str:
+        return f"emulate({type(self.model).__name__}, gpu={self.gpu!r}, library={self.library!r}, unknown={self.unknown!r})"
+
+    # ---- one operation
+
+    def compute(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Compute one call of an operator and list it."""
+        name = _base_name(func)
+        if func.is_view or func.namespace != "aten":
+            return func(*args, **kwargs)
+        path, backward = ("", False) if self._paths is None else self._paths.find()
+        place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
+        operands = " · ".join(describe_tensor(x) for x in _flat_tensors(args, kwargs))
+        try:
+            is_stable = name == "sort" and bool(kwargs.get("stable"))
+            if name in OPERATIONS and not is_stable and self._has_floats(func, args, kwargs):
+                answer, result = self._by_rule(func, name, args, kwargs)
+                self._add(place, operands, answer.kernel, answer.evidence)
+                return result
+            exact = self._find_exact(func, name, args, kwargs)
+            if exact is not None:
+                run, reason = exact
+                result = run(*args, **kwargs)
+                self._add(place, operands, "torch on this CPU", Evidence(EXACT_RESULT, reason))
+                return result
+            reason = f"{name} has no rule"
+        except (NotModelled, Unsupported) as error:
+            reason = str(error)
+        return self._leave(func, args, kwargs, place, operands, reason)
+
+    def _add(self, place: tuple, operands: str, kernel: str, evidence: Evidence) -> None:
+        key = (*place, operands, kernel, evidence.status, evidence.text)
+        self._lines[key] = self._lines.get(key, 0) + 1
+
+    def _has_floats(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+        return any(x.is_floating_point() for x in _flat_tensors(args, kwargs))
+
+    def _by_rule(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[Answer, Any]:
+        operation = OPERATIONS[name]
+        written = _written_arguments(func)
+        outs = [kwargs[key] for _, key in written if key in kwargs] or [args[i] for i, _ in written if i < len(args)]
+        given = {key: value for key, value in kwargs.items() if key not in {key for _, key in written} and key not in PLACEMENT}
+        empty = _flat_tensors(outs) if outs else _empty_results(func, args, kwargs)
+        arrays = pytree.tree_map_only(torch.Tensor, to_array, (args, given))
+        arguments = bind_arguments(operation, *arrays)
+        arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
+        dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
+        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
+        for i, out in enumerate(empty):
+            if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
+                if isinstance(out, torch.Tensor):
+                    out.zero_()
+            elif (found := answer.results[i]) is not None:
+                empty[i] = _write_result(out, to_tensor(found), bool(outs))
+            elif not outs:
+                empty[i] = None
+        if not func._schema.returns:
+            return answer, None
+        if outs:
+            return answer, outs[0] if len(func._schema.returns) == 1 else tuple(outs)
+        returns = func._schema.returns
+        if len(returns) == 1 and str(returns[0].type) != "List[Tensor]":
+            return answer, empty[0]
+        return answer, tuple(empty) if len(returns) > 1 else empty
+
+    def _find_exact(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str] | None:
+        """Return what computes an operation whose bits every correct implementation has, and why it has them; None for others."""
+        if any(name.startswith(word) for word in RANDOM):
+            return None
+        if name in SPECIAL:
+            return SPECIAL[name](func, args, kwargs)
+        if name in EXACT:
+            return func, EXACT[name]
+        if not any(x.is_floating_point() or x.is_complex() for x in _flat_tensors(args, kwargs)):
+            meta = any(str(x.type) == "Tensor" for x in func._schema.returns)
+            dtype = kwargs.get("dtype", torch.int64 if meta else None)
+            if dtype is None or not dtype.is_floating_point:
+                return func, "integers"
+        return None
+
+    def _leave(self, func: Any, args: tuple, kwargs: dict[str, Any], place: tuple, operands: str, reason: str) -> Any:
+        where = f"{place[0]} of {operands}" + (f" in {place[1]}" if place[1] else "") + (", backward" if place[2] else "")
+        if self.unknown == "raise":
+            raise NotModelled(
+                f"{where}: what {self.library} gives on {self.gpu} is not known: {reason}. "
+                "unknown='warn' or 'leave' computes such operations as PyTorch does on this CPU, and the report names them"
+            )
+        if self.unknown == "warn" and place[0] not in self._warned:
+            self._warned.add(place[0])
+            warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=4)
+        name = _base_name(func)
+        if name.startswith("_scaled_dot_product_") and "_for_cpu" not in name and "_math" not in name:
+            result = _attention_by_formula(func, args, kwargs)  # a CPU has no such kernel
+        else:
+            result = func(*args, **kwargs)
+        self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
+        return result
+
+
+def _sort(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    """A stable sort, and one of integers: CUDA's is stable for more than 32 elements, and a CPU's need not be."""
+    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    x, dim, is_stable = given["self"], given.get("dim", -1), bool(given.get("stable"))
+    if not is_stable and x.ndim and x.shape[dim] <= NETWORK and bool((x.sort(dim=dim).values.diff(dim=dim) == 0).any()):
+        raise NotModelled(f"sort: equal integers among {x.shape[dim]}: CUDA's network for up to {NETWORK} is not stable")
+    options = {"stable": True, "dim": dim, "descending": given.get("descending", False)}
+    return lambda *_, **__: torch.ops.aten.sort.stable(x, **options), "moves elements by a stable sort"
+
+
+def _arange(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    numbers = [x for x in args if isinstance(x, bool | int | float)]
+    dtype = kwargs.get("dtype")
+    if any(float(x) != int(x) for x in numbers) or (dtype in (torch.bfloat16, torch.float16) and max(map(abs, numbers)) > 256):
+        raise NotModelled(f"{func._schema.name}: steps that are no integers are rounded in an order that is not known")
+    return func, "integers"
+
+
+def _accumulate(index: str, axis: str | None, func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    """Additions at indices are exact IEEE operations if no index repeats; atomics add the others in any order."""
+    names = [x.name for x in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if func._schema.name.startswith("aten::index_put") and not given.get("accumulate", False):
+        return func, "moves elements"
+    if axis is None or not _flat_tensors(given["self"])[0].is_floating_point():
+        if _flat_tensors(given["self"])[0].is_floating_point():
+            raise NotModelled(f"{func._schema.name}: the order of additions at equal indices is not known")
+        return func, "integers"
+    places = given[index]
+    places = places if places.ndim == 1 else places.movedim(given[axis], 0).flatten(1)
+    ordered = places.sort(dim=0).values
+    if bool((ordered.diff(dim=0) == 0).any()):
+        raise NotModelled(f"{func._schema.name}: the order of additions at equal indices is open: CUDA adds them by atomics")
+    return func, "one IEEE addition for each element: no index repeats"
+
+
+SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
+    "sort": _sort,
+    "arange": _arange,
+    "index_put": partial(_accumulate, "indices", None),
+    "_index_put_impl": partial(_accumulate, "indices", None),
+    "index_add": partial(_accumulate, "index", "dim"),
+    "scatter_add": partial(_accumulate, "index", "dim"),
+}
+
+
+# ---- what PyTorch decides before its dispatcher
+
+
+class GpuDefaults:
+    """Optimizers and `clip_grad_norm_` take their foreach forms by default for tensors on a GPU; so they do within the block."""
+
+    MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
+    NAME = "_get_foreach_kernels_supported_devices"
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> None:
+        for name in self.MODULES:
+            module = importlib.import_module(name)
+            original = getattr(module, self.NAME)
+            self._before.append((module, original))
+            setattr(module, self.NAME, lambda original=original: [*original(), "cpu"])
+
+    def __exit__(self, *error: Any) -> None:
+        for module, original in self._before:
+            setattr(module, self.NAME, original)
+        self._before.clear()
+
+
+# Functions that autocast computes in float32 on a GPU. Source: PyTorch 2.11.0, aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and others).
+FLOAT32_UNDER_AUTOCAST = {
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan", "pow",
+    "softplus", "layer_norm", "native_layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss",
+    "nll_loss", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
+    "soft_margin_loss", "triplet_margin_loss", "binary_cross_entropy_with_logits", "cross_entropy", "dist", "pdist", "cdist",
+    "renorm", "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum", "norm", "__pow__", "__rpow__", "rms_norm",
+}  # fmt: skip
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+class FunctionChoices(TorchFunctionMode):
+    """Takes the functions that PyTorch decomposes in another way on a CPU than on a GPU, and autocast's list of a GPU."""
+
+    def __init__(self, emulation: GpuEmulation) -> None:
+        super().__init__()
+        self.emulation = emulation
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return scaled_dot_product_attention(self.emulation, *args, **kwargs)
+        if func in (torch.nn.functional.rms_norm, torch.rms_norm):
+            return _rms_norm(*args, **kwargs)
+        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in FLOAT32_UNDER_AUTOCAST:
+            widen = lambda x: x.float() if x.dtype in LOW_PRECISION else x
+            with torch.autocast("cpu", enabled=False):
+                args, kwargs = pytree.tree_map_only(torch.Tensor, widen, (args, kwargs))
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _rms_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None) -> Any:
+    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+
+
+def scaled_dot_product_attention(
+    emulation: GpuEmulation,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Call the operator that PyTorch calls on a GPU. Autograd knows its gradient, an operator too.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
+    """
+    needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    backend = _choose_backend(emulation, query, key, value, attn_mask, is_causal)
+    if backend == "math":
+        given = {"scale": scale, "enable_gqa": enable_gqa}
+        return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **given)[0]
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
+    if backend == "cudnn":
+        run = torch.ops.aten._scaled_dot_product_cudnn_attention
+        return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
+    if backend == "efficient":
+        run = torch.ops.aten._scaled_dot_product_efficient_attention
+        return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, scale=scale)[0]
+    size = query.shape[-1]
+    padded = [torch.nn.functional.pad(x, (0, -size % 8)) if size % 8 else x for x in (query, key, value)]
+    scale = size**-0.5 if scale is None else scale
+    return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
+
+
+def _choose_backend(
+    emulation: GpuEmulation, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> str:
+    """Return the backend that PyTorch takes on the GPU, of those that are switched on."""
+    if query.ndim != 4 or query.dtype not in NUMPY_DTYPES:
+        return "math"
+    call = AttentionCall(
+        tuple(query.shape), tuple(key.shape), value.shape[-1], NUMPY_DTYPES[query.dtype], causal, mask is not None, emulation.gpu
+    )
+    switches = torch.backends.cuda
+    enabled = {
+        "cudnn": switches.cudnn_sdp_enabled(), "flash": switches.flash_sdp_enabled(), "efficient": switches.mem_efficient_sdp_enabled(),
+        "math": switches.math_sdp_enabled(),
+    }  # fmt: skip
+    found = [name for name, conditions in CHOICES.items() if enabled[name] and all(condition.holds(call) for condition in conditions)]
+    if not found:
+        raise RuntimeError(f"scaled_dot_product_attention: no backend that is switched on takes {call}")
+    return found[0]
+
+
+def _attention_by_formula(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Compute a fused attention that is not known, or its gradients, by its formula in float32. Dropout is left out."""
+    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    query, key, value = (given[name].float() for name in ("query", "key", "value"))
+    group = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+    scores = query @ keys.mT * scale
+    if given.get("attn_bias") is not None:
+        scores = scores + given["attn_bias"].float()
+    if given.get("is_causal", False):
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    sums = scores.logsumexp(-1, keepdim=True)
+    weights = torch.nan_to_num((scores - sums).exp())
+    if "logsumexp" not in given:
+        empty = _empty_results(func, args, kwargs)
+        for out, found in zip(empty, (weights @ values, sums), strict=False):
+            if isinstance(out, torch.Tensor) and out.numel() == found.numel():
+                out.copy_(found.reshape(out.shape))
+        return tuple(x.zero_() if i > 1 and isinstance(x, torch.Tensor) else x for i, x in enumerate(empty))
+    grad, out = (given["grad_out_" if "grad_out_" in given else "grad_out"].float(), given["out"].float())
+    of_scores = weights * (grad @ values.mT - (grad * out).sum(-1, keepdim=True)) * scale
+    heads = lambda x: x.unflatten(1, (-1, group)).sum(2).to(given["query"].dtype)
+    found = ((of_scores @ keys).to(given["query"].dtype), heads(of_scores.mT @ query), heads(weights.mT @ grad))
+    return found if len(func._schema.returns) == 3 else (*found, None)

@@ -1,0 +1,341 @@
+"""PyTorch's `scaled_dot_product_attention` on a GPU: which backend it takes, and what that backend computes, to the last bit.
+
+Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (the math backend) and cuda/sdp_utils.cpp (the choice); the fused
+kernels: `fused_attention.py`. Held to words of PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.float_arrays import array_codes, to_float
+from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, cutlass_backward, fused_backward
+from tcemu.operations.functional.torch_cuda.device_functions import Value
+from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
+from tcemu.operations.functional.torch_cuda.fused_attention import KERNELS, FusedOperands, by_rows, fused_forward, fused_kernel
+from tcemu.operations.functional.torch_cuda.reduce_plans import GPUS
+from tcemu.operations.functional.torch_cuda.softmax import softmax
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices
+from tcemu.operations.products.matmul import matmul
+
+BACKENDS = (*KERNELS, "math")
+CUDNN_HIDDEN = -65504.0  # what PyTorch adds for a hidden key before cuDNN, in bf16 too: seen in records of an H200
+
+# ---- the choice
+
+
+class AttentionCall(NamedTuple):
+    """What PyTorch's choice of a backend depends on.
+
+    Attributes:
+        query: Shape of the queries, [batch, heads, queries, size].
+        key: Shape of the keys.
+        value_size: Head size of the values.
+        dtype: Of the operands.
+        causal: `is_causal`.
+        has_mask: An `attn_mask` is given.
+        gpu: A key of `reduce_plans.GPUS`.
+    """
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value_size: int
+    dtype: DTypeLike
+    causal: bool = False
+    has_mask: bool = False
+    gpu: str = "H200"
+
+    @property
+    def is_narrow(self) -> bool:
+        return jnp.dtype(self.dtype) in (jnp.bfloat16, jnp.float16)
+
+
+class Condition(NamedTuple):
+    """A condition of a backend, and the function of sdp_utils.cpp that checks it."""
+
+    holds: Callable[[AttentionCall], bool]
+    said: str
+    source: str
+
+
+_SIZES = Condition(lambda c: c.query[-2] > 0 and c.key[-2] > 0, "sequences are not empty", "check_nonzero_sequence_lengths_dense")
+_NARROW = Condition(lambda c: c.is_narrow, "the dtype is bfloat16 or float16", "check_dtypes_low_precision")
+# in the order in which PyTorch tries them on compute capability 9.x and 10.x with cuDNN 9.15.1 or newer: priority_order
+CHOICES: dict[str, tuple[Condition, ...]] = {
+    "cudnn": (
+        _NARROW,
+        _SIZES,
+        Condition(lambda c: max(c.query[-1], c.value_size) <= 256, "head sizes are at most 256", "check_cudnn_tensor_shapes"),
+        Condition(lambda c: c.query[-1] % 8 == c.value_size % 8 == 0, "head sizes are multiples of 8", "check_cudnn_tensor_shapes"),
+        Condition(lambda c: c.key[-2] != 1, "there is more than one key", "check_cudnn_tensor_shapes"),
+    ),
+    "flash": (
+        _NARROW,
+        _SIZES,
+        Condition(lambda c: not c.has_mask, "there is no mask", "check_for_attn_mask"),
+        Condition(lambda c: c.query[-1] == c.value_size <= 256, "head sizes are equal and at most 256", "check_head_dim_size_flash"),
+        Condition(lambda c: not c.causal or c.query[-2] == c.key[-2], "causal queries and keys are equally many",
+                  "check_flash_causal_non_square_seqlens"),
+    ),
+    "efficient": (
+        _SIZES,
+        Condition(lambda c: c.query[-1] % _alignment(c) == c.value_size % _alignment(c) == 0, "head sizes are multiples of 16 bytes",
+                  "check_head_dim_size_mem_efficient"),
+        Condition(lambda c: c.query[1] == c.key[1], "queries and keys have the same heads", "check_batch_size_and_num_heads_dense"),
+    ),
+    "math": (),
+}  # fmt: skip
+
+
+def _alignment(call: AttentionCall) -> int:
+    return 8 if call.is_narrow else 4
+
+
+def choose_backend(call: AttentionCall) -> str:
+    """Return the backend that PyTorch 2.11 takes by default, a key of CHOICES.
+
+    Args:
+        call: The call. Its GPU decides the order in which backends are tried.
+
+    Raises:
+        NotModelled: The GPU is another one.
+
+    Source: sdp_utils.cpp, select_sdp_backend, without dropout and nested tensors; each condition names its function.
+    """
+    if call.gpu not in GPUS:
+        raise NotModelled(f"gpu={call.gpu!r}: the order of backends is known on {', '.join(GPUS)} (torch_cuda/attention.py, CHOICES)")
+    return next(name for name, conditions in CHOICES.items() if all(condition.holds(call) for condition in conditions))
+
+
+# ---- the forward
+
+
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    backend: str,
+    causal: bool = False,
+    bias: ArrayLike | None = None,
+    scale: float | None = None,
+    gpu: str = "H200",
+) -> tuple[Array, Array]:
+    """Compute `scaled_dot_product_attention` as one of PyTorch's backends does.
+
+    Args:
+        q: bfloat16 or float16 [batch, heads, queries, size].
+        k: [batch, key heads, keys, size]; heads is a multiple of key heads.
+        v: [batch, key heads, keys, size of a value].
+        backend: "cudnn", "flash", "efficient" or "math"; `choose_backend` says which PyTorch takes.
+        causal: A query sees the keys up to its own number.
+        bias: Added to the scaled scores, or booleans, of which False hides a key. It broadcasts to [batch, heads, queries, keys].
+        scale: Factor of the scores; None: 1 / sqrt(size).
+        gpu: "H100" or "H200".
+
+    Returns:
+        The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
+        natural logarithms; of "math" the f32 weights, [batch, heads, queries, keys], from which PyTorch computes its gradients.
+
+    Raises:
+        NotModelled: The kernel of this call is not known.
+        Unsupported: The backend does not take the call.
+        ValueError: Shapes do not fit.
+
+    Source: as the modules of `torch_cuda` say; words of an H200 that agree: the census in tests/operations/functional.
+    """
+    call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
+    return _math(call) if backend == "math" else _fused(call)
+
+
+OPEN_ORDERS = ("raise", "ascending")
+BACKWARDS = ("flash", "cudnn", "efficient")  # the backends whose backward is known
+
+
+def attention_backward(
+    grad: ArrayLike,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    out: ArrayLike,
+    logsumexp: ArrayLike,
+    *,
+    backend: str,
+    causal: bool = False,
+    bias: ArrayLike | None = None,
+    scale: float | None = None,
+    gpu: str = "H200",
+    open_order: str = "raise",
+) -> tuple[Array, Array, Array]:
+    """Compute the gradients of `attention` as one of PyTorch's backends does.
+
+    Args:
+        grad: Gradient of the result, in its shape and dtype.
+        q: As in `attention`.
+        k: As in `attention`.
+        v: As in `attention`.
+        out: The result of `attention`.
+        logsumexp: Its second result.
+        backend: A key of BACKWARDS.
+        causal: As in `attention`.
+        bias: As in `attention`.
+        scale: As in `attention`.
+        gpu: As in `attention`.
+        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", by which blocks of keys
+            are added in ascending order: one of the results that the GPU may give.
+
+    Returns:
+        The gradients of q, k and v, in their shapes and dtype.
+
+    Raises:
+        NotModelled: The backward of this call is not known, or its order is open.
+        Unsupported: The backend does not take the call.
+        ValueError: Shapes do not fit.
+    """
+    if open_order not in OPEN_ORDERS:
+        raise ValueError(f"open_order={open_order!r}: expected one of {', '.join(OPEN_ORDERS)}")
+    call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
+    if backend not in BACKWARDS:
+        raise NotModelled(f"{backend}: no rule is known of its backward; known are {', '.join(BACKWARDS)} (torch_cuda/attention.py)")
+    shapes = {"grad": jnp.shape(grad), "out": jnp.shape(out)}
+    if set(shapes.values()) != {call.q.shape} or jnp.shape(logsumexp) != call.q.shape[:3]:
+        raise ValueError(
+            f"attention_backward: got grad {list(shapes['grad'])}, out {list(shapes['out'])}, logsumexp {list(jnp.shape(logsumexp))}; "
+            f"expected {list(call.q.shape)} twice, and {list(call.q.shape[:3])}"
+        )
+    grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
+    operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
+    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1] or call.q.shape[1] != call.k.shape[1]):
+        raise NotModelled("cudnn: known is the backward without a bias, of equal heads and head sizes (torch_cuda/attention.py)")
+    if backend != "efficient":
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
+    else:
+        found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale)
+    dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
+    return dq, dk, dv
+
+
+class _Call(NamedTuple):
+    """A checked call."""
+
+    backend: str
+    fmt: Format
+    q: Array  # codes
+    k: Array
+    v: Array
+    bias: Array | None  # f32 codes [batch, heads, queries, keys]
+    causal: bool
+    scale: float
+    gpu: str
+
+
+def _bind(
+    backend: str,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool,
+    bias: ArrayLike | None,
+    scale: float | None,
+    gpu: str,
+) -> _Call:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+    given = {name: array_codes(x if isinstance(x, jax.Array) else np.asarray(x)) for name, x in (("q", q), ("k", k), ("v", v))}
+    formats = {fmt for fmt, _ in given.values()}
+    if len(formats) != 1 or not formats <= {BF16, F16}:
+        raise NotModelled(f"attention: got {', '.join(f'{n} {f}' for n, (f, _) in given.items())}; known are bf16 and f16, one for all")
+    codes = [codes for _, codes in given.values()]
+    shapes = [x.shape for x in codes]
+    (batch, heads, queries, size), key_shape, value_shape = shapes if all(len(s) == 4 for s in shapes) else _wrong_shapes(shapes)
+    groups_fit = 0 not in key_shape and key_shape[:3] == value_shape[:3] and key_shape[0] == batch and heads % key_shape[1] == 0
+    if not groups_fit or key_shape[-1] != size:
+        _wrong_shapes(shapes)
+    call = AttentionCall(shapes[0], key_shape, value_shape[-1], given_dtype(next(iter(formats))), causal, bias is not None, gpu)
+    for condition in CHOICES[backend]:
+        if not condition.holds(call):
+            raise Unsupported(
+                f"backend={backend!r}: PyTorch takes it only where {condition.said} (sdp_utils.cpp, {condition.source}); it takes "
+                f"{choose_backend(call)!r} here"
+            )
+    if causal and bias is not None:
+        raise Unsupported("causal=True and a bias: PyTorch takes one of them; give a bias that hides the later keys")
+    scale = float(size**-0.5 if scale is None else scale)
+    if not scale > 0:
+        raise NotModelled(f"scale={scale}: known are positive scales")
+    fmt, target = next(iter(formats)), (batch, heads, queries, key_shape[2])
+    added = None if bias is None else _bias_codes(bias, fmt, CUDNN_HIDDEN if backend == "cudnn" else -np.inf, target)
+    q_codes, k_codes, v_codes = codes
+    return _Call(backend, fmt, q_codes, k_codes, v_codes, added, causal, scale, gpu)
+
+
+def _wrong_shapes(shapes: list[tuple[int, ...]]) -> NoReturn:
+    raise ValueError(
+        f"attention: got q {list(shapes[0])}, k {list(shapes[1])}, v {list(shapes[2])}; expected [batch, heads, queries, size] and twice "
+        "[batch, key heads, keys, size], with heads a multiple of key heads"
+    )
+
+
+def _bias_codes(bias: ArrayLike, fmt: Format, hidden: float, shape: tuple[int, ...]) -> Array:
+    """Return f32 codes of a bias; of booleans 0 and `hidden` in the operands' format, as PyTorch converts a mask."""
+    bias = bias if isinstance(bias, jax.Array) else np.asarray(bias)
+    if bias.dtype == bool:
+        bias = jnp.where(bias, jnp.float32(0), jnp.float32(hidden)).astype(given_dtype(fmt))
+    own, codes = array_codes(bias)
+    return jnp.broadcast_to(convert(own, F32, codes), shape)
+
+
+def _fused(call: _Call) -> tuple[Array, Array]:
+    batch, heads, queries, size = call.q.shape
+    key_heads, width = call.k.shape[1], call.v.shape[-1]
+    rows = heads // key_heads * queries
+    # with one query FlashAttention 2 takes the heads of a group as queries, and nothing is hidden
+    swapped = call.backend == "flash" and queries == 1
+    seen = (batch, key_heads, rows, size) if swapped else call.q.shape
+    kernel = fused_kernel(call.backend, seen, call.k.shape[2], call.gpu)
+    operands = FusedOperands(
+        call.q.reshape(batch, key_heads, rows, size), call.k, call.v,
+        None if call.bias is None else call.bias.reshape(batch, key_heads, rows, -1),
+    )  # fmt: skip
+    found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale)
+    out = by_rows(jax.jit(partial(convert, F32, call.fmt)), found.out)
+    result = to_float(call.fmt, jnp.asarray(out).reshape(batch, heads, queries, width), given_dtype(call.fmt))
+    return result, to_float(F32, jnp.asarray(found.logsumexp).reshape(batch, heads, queries))
+
+
+# ---- the math backend
+
+
+def multiply_by_chain(a: Array, b: Array) -> Array:
+    """Return A·B of f32 arrays [..., M, K] and [..., K, N] by one chain of fma over K, which cuBLAS's batched product without TF32 is."""
+    recipe = KernelRecipe(F32, F32, F32, Lanes(), Slices.single(a.shape[-1]), Merge(start="zero"))
+    return matmul(a, b, recipe=recipe)
+
+
+def _math(call: _Call) -> tuple[Array, Array]:
+    """Compute in f32: q and k are each multiplied by the square root of the scale, and the result is rounded once."""
+    group = call.q.shape[1] // call.k.shape[1]
+    q, k, v = (convert(call.fmt, F32, x) for x in (call.q, jnp.repeat(call.k, group, 1), jnp.repeat(call.v, group, 1)))
+    root = float(np.sqrt(call.scale))
+    numbers = lambda value: to_float(F32, value.codes)
+    scores = multiply_by_chain(numbers(Value(q) * root), numbers(Value(jnp.swapaxes(k, -1, -2)) * root))
+    if call.causal:
+        hidden = np.arange(k.shape[2])[None] > np.arange(q.shape[2])[:, None]
+        scores = jnp.where(hidden, -jnp.inf, scores)
+    if call.bias is not None:
+        scores = numbers(Value(array_codes(scores)[1]) + Value(call.bias))
+    weights = softmax(scores)
+    out = multiply_by_chain(weights, to_float(F32, v))
+    return to_float(call.fmt, convert(F32, call.fmt, array_codes(out)[1]), given_dtype(call.fmt)), weights

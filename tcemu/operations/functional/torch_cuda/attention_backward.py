@@ -1,0 +1,302 @@
+"""The backward of FlashAttention 2, cuDNN and CUTLASS's fused attention on codes: gradients of queries, keys and values.
+
+In FlashAttention 2 a block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its
+products are chains over the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys:
+of up to two blocks the order is no matter, of more it is open. cuDNN, whose source is closed, does the same by other tiles, in ascending
+order. In CUTLASS's kernel a lock guards these additions, each of which continues
+a chain: known is one block of keys.
+
+Source: FlashAttention 2, csrc/flash_attn/src/flash_bwd_kernel.h, flash_bwd_preprocess_kernel.h and flash_bwd_launch_template.h; PyTorch
+2.11.0, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd; PyTorch, mem_eff_attention/kernel_backward.h. Held to
+words of PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import e, log2
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tcemu.base.errors import NotModelled
+from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
+from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, where
+from tcemu.operations.functional.torch_cuda.fused_attention import (
+    INFINITY,
+    LARGEST_HEAD,
+    MINUS_INFINITY,
+    Factors,
+    by_rows,
+    multiply_codes_by_rows,
+    rescale,
+    softmax_factors,
+)
+
+DEPTH = 16  # K of the mma instruction
+VECTOR = 8  # elements that a thread loads at a time
+MOST_SUMMED = 4  # gradients of a group's heads that one thread adds in turn
+
+
+class BackwardTiles(NamedTuple):
+    """Blocks of the kernel of a head size on sm_90: rows of queries and of keys."""
+
+    queries: int
+    keys: int
+
+
+TILES = {  # head size up to which a kernel serves
+    32: BackwardTiles(128, 128),
+    64: BackwardTiles(128, 128),
+    96: BackwardTiles(64, 128),
+    128: BackwardTiles(64, 128),
+    192: BackwardTiles(64, 64),
+    256: BackwardTiles(64, 64),
+}
+
+
+CUDNN_HEAD = 64
+CUDNN_TILES = BackwardTiles(64, 64)  # by the names of its kernels: sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64
+
+
+class BackwardOperands(NamedTuple):
+    """Operands of the backward, codes of their format, except for the log-sum-exps."""
+
+    grad: Array  # [batch, heads, queries, size]
+    q: Array
+    k: Array  # [batch, key heads, keys, size]
+    v: Array
+    out: Array  # [batch, heads, queries, size]
+    logsumexp: Array  # f32 codes [batch, heads, queries]
+
+
+class BlockGradients(NamedTuple):
+    """P and dS of a block of keys, codes of the operands' format [rows, keys]."""
+
+    p: Array
+    ds: Array
+
+
+@jax.jit
+def _row_products_in_pairs(grad: Array, out: Array) -> Array:
+    """Return the sum of grad * out of each row as cuDNN adds it: 8 threads take 8 elements at a time, and add them pair by pair."""
+    shape = (grad.shape[0], -1, VECTOR, VECTOR // 2, 2)
+    x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], VECTOR, 2) for a in (grad, out))
+    products = (Value(x) * Value(y)).codes
+    pairs = add_f32(products[..., 0], products[..., 1])
+    total = lax.scan(lambda total, pair: (add_f32(total, pair), None), pairs[0], pairs[1:])[0]
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = add_f32(total[:, :half], total[:, half:])
+    return total
+
+
+@partial(jax.jit, static_argnums=0)
+def _cudnn_gradients(
+    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array
+) -> BlockGradients:
+    """Compute P = 2^((s * scale - logsumexp) * log2 e), by an fma, and dS = P * (dO·Vᵀ - the row's sum) * scale."""
+    visible = jnp.arange(scores.shape[-1])[None] < seen
+    scale = Value(jnp.asarray(factors.scale))
+    s = where(visible, fma(Value(scores), scale, -Value(logsumexp)), as_value(MINUS_INFINITY))
+    p = ex2(s * as_value(log2(e)))
+    ds = p * (Value(products) - Value(row_sums)) * scale
+    return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _row_products(threads: int, halves: bool, grad: Array, out: Array) -> Array:
+    """Return the sum of grad * out of each row, f32 codes [rows, 1]: threads take 8 elements at a time. halves: how they are joined."""
+    shape = (grad.shape[0], -1, threads, VECTOR)
+    x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], threads) for a in (grad, out))
+    first = (Value(x[0]) * Value(y[0])).codes
+    total = lax.scan(lambda total, xy: (fma_f32(xy[0], xy[1], total), None), first, (x[1:], y[1:]))[0]
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = add_f32(total[:, :half], total[:, half:]) if halves else add_f32(total[:, ::2], total[:, 1::2])
+    return total
+
+
+@partial(jax.jit, static_argnums=0)
+def _block_gradients(
+    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array
+) -> BlockGradients:
+    """Compute P = 2^(s * factor - logsumexp * log2 e) and dS = P * (dO·Vᵀ - the row's sum)."""
+    visible = jnp.arange(scores.shape[-1])[None] < seen
+    s = where(visible, Value(scores), as_value(MINUS_INFINITY))
+    lse = Value(logsumexp)
+    shift = where(logsumexp == MINUS_INFINITY, 0.0, lse * as_value(log2(e)))
+    p = ex2(s * Value(jnp.asarray(factors.factor)) - shift)
+    ds = p * (Value(products) - Value(row_sums))
+    return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
+
+
+def fused_backward(
+    name: str, fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_ascending_order: bool = False
+) -> tuple[Array, Array, Array]:
+    """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
+
+    Args:
+        name: "flash" or "cudnn".
+        fmt: The operands' format.
+        operands: Their codes.
+        causal: A query sees the keys up to its own number.
+        scale: Factor of the scores.
+        in_ascending_order: More than two blocks of keys are added to the gradient of the queries in ascending order.
+
+    Returns:
+        Codes of `fmt`, of the shapes of q, k and v.
+
+    Raises:
+        NotModelled: The order of the additions is open, or the head size is another one.
+    """
+    grad, q, k, v, out, logsumexp = operands
+    batch, heads, queries, size = q.shape
+    keys, group = k.shape[2], heads // k.shape[1]
+    if size > LARGEST_HEAD:
+        raise NotModelled(f"{name}: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/attention_backward.py)")
+    is_cudnn = name == "cudnn"
+    if is_cudnn and size > CUDNN_HEAD:
+        raise NotModelled(
+            f"cudnn: got head size {size}; known is the backward of sizes up to {CUDNN_HEAD}: above, grad * out is added in another "
+            "order, which some gradients of the queries and keys show (torch_cuda/attention_backward.py)"
+        )
+    tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
+    tile_size, tiles = (-(-size // 64) * 64, CUDNN_TILES) if is_cudnn else (tile_size, tiles)
+    blocks = -(-keys // tiles.keys)
+    if blocks > 2 and not in_ascending_order:
+        raise NotModelled(
+            f"{name}: the order is open: {blocks} blocks of {tiles.keys} keys are added to the gradient of the queries by atomics, so that "
+            "the GPU's own words differ from call to call; of two blocks they do not, and open_order='ascending' gives one order "
+            "(torch_cuda/attention_backward.py)"
+        )
+    rows = -(-queries // tiles.queries) * tiles.queries
+    factors = softmax_factors(name, scale, has_bias=False)
+
+    def padded(x: Array, length: int, fill: np.uint32 | int = 0) -> Array:
+        return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
+
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    threads = (64 if tile_size % 64 == 0 else 32) // VECTOR
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (grad, out)]
+    of_rows = _row_products_in_pairs if is_cudnn else partial(_row_products, threads, True)
+    row_sums = padded(jnp.asarray(by_rows(of_rows, *wide)).reshape(batch, heads, queries, 1), rows)
+    lse = padded(logsumexp[..., None], rows, INFINITY)
+    q, grad = padded(q, rows), padded(grad, rows)
+    k, v = (padded(jnp.repeat(x, group, 1), blocks * tiles.keys) for x in (k, v))
+    limits = np.minimum(np.arange(rows) + 1, keys) if causal else np.full(rows, keys)
+    limits = np.tile(limits, batch * heads).astype(np.int32)
+    # FlashAttention 2 takes the blocks of queries from the last one, cuDNN from the first
+    order = np.arange(rows) if is_cudnn else np.arange(rows).reshape(-1, tiles.queries)[::-1].reshape(-1)
+    gradients = _cudnn_gradients if is_cudnn else _block_gradients
+    by_query = lambda x: jnp.swapaxes(x[:, :, order], -1, -2)
+    product = lambda a, b: multiply_codes_by_rows(fmt, DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
+
+    of_q, of_k, of_v = jnp.zeros((batch * heads * rows, size), jnp.uint32), [], []
+    turned_grad, turned_q = by_query(grad), by_query(q)
+    for start in range(0, blocks * tiles.keys, tiles.keys):
+        own_k, own_v = (x[:, :, start : start + tiles.keys] for x in (k, v))
+        p, ds = by_rows(
+            lambda *x: gradients(fmt, factors, *x),
+            flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
+        )  # fmt: skip
+        p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
+        of_v.append(product(by_query(p), turned_grad))
+        of_k.append(product(by_query(ds), turned_q))
+        of_q = by_rows(add_f32, of_q, flat(product(ds, jnp.swapaxes(own_k, -1, -2))))
+
+    def finished(x: Array, factor: np.ndarray | None) -> Array:
+        """Multiply by the scale and round."""
+        scaled = x if factor is None else by_rows(lambda y: rescale(y, jnp.full((y.shape[0], 1), jnp.uint32(factor))), x)
+        return jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), scaled))
+
+    factor = None if is_cudnn else factors.scale
+    dq = finished(of_q, factor).reshape(batch, heads, rows, size)[:, :, :queries]
+    dk, dv = (
+        finished(flat(jnp.concatenate(parts, axis=2)), by).reshape(batch, heads, -1, size)[:, :, :keys]
+        for parts, by in ((of_k, factor), (of_v, None))
+    )
+    return dq, _sum_of_groups(fmt, dk, group), _sum_of_groups(fmt, dv, group)
+
+
+# ---- CUTLASS
+
+
+CUTLASS_KEYS = {64: 64, 128: 128}  # head size up to which a kernel serves: keys of a block
+CUTLASS_THREADS = {64: 2, 128: 4}  # that share a row of grad * out
+CUTLASS_DEPTH = 8  # K of the mma instruction
+
+
+@partial(jax.jit, static_argnums=0)
+def _cutlass_gradients(
+    fmt: Format, scale: np.ndarray, scores: Array, products: Array, seen: Array, bias: Array, logsumexp: Array, row_sums: Array
+) -> BlockGradients:
+    """Compute P = e^(s * scale + bias - logsumexp), rounded, and dS = (dO·Vᵀ - the row's sum) * P * scale."""
+    visible = jnp.arange(scores.shape[-1])[None] < seen
+    factor = Value(jnp.asarray(scale))
+    s = where(visible, Value(scores) * factor + Value(bias), as_value(MINUS_INFINITY))
+    p = convert(F32, fmt, expf(s - Value(logsumexp)).codes)
+    ds = (Value(products) - Value(row_sums)) * Value(convert(fmt, F32, p)) * factor
+    return BlockGradients(p, convert(F32, fmt, ds.codes))
+
+
+def cutlass_backward(fmt: Format, operands: BackwardOperands, bias: Array | None, causal: bool, scale: float) -> tuple[Array, Array, Array]:
+    """Compute the gradients of queries, keys and values of one block of keys; arguments and result as in `fused_backward`.
+
+    bias: f32 codes [batch, heads, queries, keys], or None.
+
+    Raises:
+        NotModelled: There is more than one block of keys, or the head size is another one.
+    """
+    grad, q, k, v, out, logsumexp = operands
+    batch, heads, queries, size = q.shape
+    keys = k.shape[2]
+    if size > max(CUTLASS_KEYS) or v.shape[-1] != size:
+        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]}; known are equal ones up to {max(CUTLASS_KEYS)}")
+    tile_size = next(most for most in CUTLASS_KEYS if size <= most)
+    width = CUTLASS_KEYS[tile_size]
+    if keys > width:
+        raise NotModelled(
+            f"efficient: the order is open: {keys} keys are several blocks of {width}, and a lock decides which adds to the gradient of "
+            "the queries first; one block is known (torch_cuda/attention_backward.py)"
+        )
+    flat = lambda x: x.reshape(-1, x.shape[-1])
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (out, grad)]
+    row_sums = by_rows(partial(_row_products, CUTLASS_THREADS[tile_size], False), *wide)
+    k, v = (jnp.pad(x, [(0, 0), (0, 0), (0, width - keys), (0, 0)]) for x in (k, v))
+    limits = np.minimum(np.arange(queries) + 1, keys) if causal else np.full(queries, keys)
+    limits = np.tile(limits, batch * heads).astype(np.int32)[:, None]
+    added = jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias
+    added = jnp.pad(added, [(0, 0)] * 3 + [(0, width - keys)])
+    product = lambda a, b: multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
+    factor = np.array(np.float32(scale).view(np.uint32))
+    p, ds = by_rows(
+        lambda *x: _cutlass_gradients(fmt, factor, *x),
+        flat(product(q, k)), flat(product(grad, v)), limits, flat(added), logsumexp.reshape(-1, 1), row_sums,
+    )  # fmt: skip
+    p, ds = (jnp.asarray(x).reshape(batch, heads, queries, width) for x in (p, ds))
+    turned = lambda x: jnp.swapaxes(x, -1, -2)
+    found = product(ds, turned(k)), product(turned(ds), turned(q))[:, :, :keys], product(turned(p), turned(grad))[:, :, :keys]
+    dq, dk, dv = (jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), flat(x))).reshape(x.shape) for x in found)
+    return dq, dk, dv
+
+
+def _sum_of_groups(fmt: Format, gradients: Array, group: int) -> Array:
+    """Add the rounded gradients of the heads of a group, as PyTorch does after the kernel: in f32, in turn."""
+    if group == 1:
+        return gradients
+    if group > MOST_SUMMED:
+        raise NotModelled(
+            f"got groups of {group} heads; known is the sum of up to {MOST_SUMMED}, which one thread adds in turn "
+            "(torch_cuda/attention_backward.py)"
+        )
+    parts = convert(fmt, F32, gradients).reshape(gradients.shape[0], -1, group, *gradients.shape[2:])
+    total = Value(parts[:, :, 0])
+    for head in range(1, group):
+        total = total + Value(parts[:, :, head])
+    return convert(F32, fmt, total.codes)

@@ -1,0 +1,857 @@
+"""PyTorch's operators by their names: `OPERATIONS` says what computes each on a GPU, and with what evidence; `EXACT` which need no rule.
+
+Operands and results are NumPy arrays. The strides of an operand count: they say how it lies in memory. `tcemu.torch.emulate(gpu=...)` and
+`tcemu drift --gpu` read the same table.
+
+NumPy's float32 operations are single IEEE operations, which nothing contracts and no subnormal flushes: sums, differences, products and
+quotients of two numbers are computed by them.
+
+Source: PyTorch 2.11.0, native_functions.yaml for names and arguments; each row's kernel for its formula.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax, sorting
+from tcemu.operations.functional.torch_cuda.elementwise import elementwise
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
+from tcemu.uses.replay import torch_patches, torch_products
+
+F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+FLOATS = (BF16, F16, F32)
+PLACEMENT = ("layout", "device", "pin_memory", "memory_format", "non_blocking")  # arguments that change no bits
+GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
+MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
+ROWS_ALIKE = 8  # rows after which a row begins at the same place in a vector again
+CHUNK = 1 << 16  # elements that a formula takes at once, so that they stay in the cache
+
+
+class Evidence(NamedTuple):
+    """Why an operation's result is that of the GPU.
+
+    Attributes:
+        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere.
+            EXACT_RESULT: every correct implementation has these bits. NOT_KNOWN: nothing says what the GPU gives.
+        text: The evidence in words.
+    """
+
+    status: str
+    text: str
+
+
+IEEE = Evidence(EXACT_RESULT, "one IEEE operation in f32, rounded once to the result")
+ALL_CODES = Evidence(MEASURED, "H200: equal for all 65,536 codes of bf16 and f16, and 65,536 of f32")
+PAIRS = Evidence(MEASURED, "H200: equal for 65,536 pairs of each dtype")
+LENGTHS = Evidence(BY_RULE, "Reduce.cuh; H200: equal at 45 lengths of each dtype")
+CENSUS = Evidence(MEASURED, "H200: equal in the cases of the census")
+SOURCE = Evidence(BY_RULE, "PyTorch's source; equal in training steps recorded on an H200")
+
+
+class Answer(NamedTuple):
+    """Results of an operation and what computes them.
+
+    Attributes:
+        results: One array for each result of aten; None for results that the operation does not give.
+        kernel: The kernel or the order.
+        evidence: Why these are the GPU's bits.
+    """
+
+    results: tuple[np.ndarray | None, ...]
+    kernel: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        name: Name after "aten::", without the "_" of operators that write to their operand.
+        arguments: Arguments by name; tensors are NumPy arrays.
+        dtypes: Dtypes of the results.
+        gpu: One of GPUS.
+        library: One of LIBRARIES.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    dtypes: tuple[np.dtype, ...]
+    gpu: str = "H100"
+    library: str = "torch 2.11"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the first result."""
+        return self.dtypes[0]
+
+
+class Operation(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        arguments: Names of the arguments in aten's order, with defaults, as Python writes them: "self, other, alpha=1".
+        compute: Computes the results of a `Call`.
+    """
+
+    arguments: str
+    compute: Callable[[Call], Answer]
+
+
+@lru_cache(maxsize=256)
+def parse_arguments(text: str) -> tuple[tuple[str, bool, Any], ...]:
+    """Return name, whether there is a default, and the default of each argument of a row."""
+    given = ast.parse(f"lambda {text}: 0", mode="eval").body.args  # type: ignore[attr-defined]
+    names = [argument.arg for argument in given.args]
+    defaults = [ast.literal_eval(value) for value in given.defaults]
+    required = len(names) - len(defaults)
+    return tuple((name, i >= required, defaults[i - required] if i >= required else None) for i, name in enumerate(names))
+
+
+def bind_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name.
+
+    Raises:
+        NotModelled: The call has an argument that the row does not have, which an overload without a rule may.
+    """
+    parsed = parse_arguments(operation.arguments)
+    names = [name for name, _, _ in parsed]
+    further = set(kwargs) - set(names)
+    if len(args) > len(names) or further:
+        raise NotModelled(f"this overload has other arguments than {operation.arguments!r} (replay/aten_operations.py)")
+    found = dict(zip(names, args, strict=False)) | dict(kwargs)
+    for name, has_default, default in parsed:
+        if name not in found:
+            if not has_default:
+                raise NotModelled(f"this overload has no argument {name!r} (replay/aten_operations.py)")
+            found[name] = default
+    return found
+
+
+# ---- dtypes and memory
+
+
+def common_dtype(operands: Sequence[Any]) -> np.dtype:
+    """Return the dtype to which PyTorch brings the operands of an elementwise operator: tensors with axes count before those without."""
+    kinds = {"b": 0, "u": 1, "i": 1}
+    found: list[np.dtype | None] = [None, None, None]  # of tensors with axes, of tensors without, of numbers
+    for operand in operands:
+        level = 2 if not isinstance(operand, np.ndarray) else 0 if operand.ndim else 1
+        dtype = (
+            operand.dtype if level < 2 else np.dtype(bool if isinstance(operand, bool) else np.int64 if isinstance(operand, int) else F32)
+        )
+        before = found[level]
+        found[level] = dtype if before is None else _promote(before, dtype)
+    result = None
+    for dtype in found:
+        if dtype is not None and (result is None or kinds.get(dtype.kind, 2) > kinds.get(result.kind, 2)):
+            result = dtype
+    assert result is not None
+    return result
+
+
+def _promote(x: np.dtype, y: np.dtype) -> np.dtype:
+    if x == y:
+        return x
+    wide = [dtype for dtype in (x, y) if dtype.kind not in "iub"]
+    if len(wide) == 2:
+        return F32 if {x, y} == {BF16, F16} else max(x, y, key=lambda dtype: dtype.itemsize)
+    return wide[0] if wide else np.promote_types(x, y)
+
+
+def is_contiguous(x: np.ndarray) -> bool:
+    """Return whether the elements lie in memory as the shape says."""
+    return bool(x.flags.c_contiguous)
+
+
+def memory_order(x: np.ndarray) -> tuple[int, ...] | None:
+    """Return the axes from the outermost to the innermost in memory, or None if elements overlap or there are gaps between them."""
+    order = tuple(sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], x.shape[axis] == 1)))
+    return order if is_contiguous(x.transpose(order)) else None
+
+
+def lies_transposed(x: np.ndarray) -> bool:
+    """Return whether cuBLAS gets a matrix, the last two axes, as its transpose.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/cuBlasCommonArgs.h (`prepare_matrix_for_cublas`).
+    """
+    rows_apart, columns_apart = x.strides[-2], x.strides[-1]
+    if is_contiguous(x if x.ndim == 2 else x[0]):
+        return False
+    return rows_apart == x.itemsize and columns_apart >= max(1, x.shape[-2]) * x.itemsize
+
+
+# ---- elementwise
+
+
+def _number(x: Any) -> np.float32:
+    return np.float32(x)
+
+
+def _operands(call: Call, names: Sequence[str]) -> tuple[np.dtype, list[Any]]:
+    """Return the common dtype, and the operands in f32: tensors are rounded to the common dtype first, numbers are not.
+
+    Raises:
+        NotModelled: The common dtype has no rule.
+    """
+    given = [call[name] for name in names]
+    dtype = common_dtype(given)
+    if dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got operands of {dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+    return dtype, [x.astype(dtype).astype(F32) if isinstance(x, np.ndarray) else _number(x) for x in given]
+
+
+def _round(call: Call, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round an f32 result to the common dtype, and then to that of the result."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(x).astype(dtype).astype(call.dtype)
+
+
+def _quiet(compute: Callable[..., np.ndarray], *operands: Any) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return compute(*operands)
+
+
+def _ieee(names: str, compute: Callable[..., np.ndarray], kernel: str) -> Callable[[Call], Answer]:
+    """Return what computes one IEEE operation of the named operands."""
+
+    def run(call: Call) -> Answer:
+        dtype, operands = _operands(call, names.split())
+        return Answer((_round(call, _quiet(compute, *operands), dtype),), kernel, IEEE)
+
+    return run
+
+
+def _add(call: Call, sign: float = 1.0) -> Answer:
+    alpha = call["alpha"]
+    dtype, (x, y) = _operands(call, ("self", "other"))
+    if alpha in (1, 1.0):
+        return Answer((_round(call, _quiet(np.add, x, np.float32(sign) * y), dtype),), "add", IEEE)
+    found = _formula("add", dtype, *np.broadcast_arrays(x, y), alpha=sign * float(alpha))
+    return Answer((found.astype(call.dtype),), "add with alpha, one fma", PAIRS)
+
+
+def _rsub(call: Call) -> Answer:
+    return _add(replace(call, arguments={**call.arguments, "self": call["other"], "other": call["self"]}), -1.0)
+
+
+def _div(call: Call) -> Answer:
+    if call["rounding_mode"] is not None:
+        raise NotModelled(f"div: rounding_mode={call['rounding_mode']!r} has no rule (replay/aten_operations.py)")
+    dtype, (x, y) = _operands(call, ("self", "other"))
+    if isinstance(call["other"], np.ndarray):
+        return Answer((_round(call, _quiet(np.divide, x, y), dtype),), "div", IEEE)
+    inverse = _quiet(np.divide, np.float32(1), y)
+    text = "BinaryDivTrueKernel.cu: a product with the f32 reciprocal of the number; equal in models recorded on an H200"
+    return Answer((_round(call, _quiet(np.multiply, x, inverse), dtype),), "mul by the reciprocal", Evidence(MEASURED, text))
+
+
+ARRAY = object()  # stands for an array among the arguments of `_bind`
+
+
+@lru_cache(maxsize=1024)
+def _bind(fn: Callable[..., Any], arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return a function of the arrays among its arguments; equal ones are one object."""
+
+    def run(*arrays: Any) -> Any:
+        given = iter(arrays)
+        return fn(*[next(given) if argument is ARRAY else argument for argument in arguments], **dict(options))
+
+    return run
+
+
+def _evaluate(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Compute a function of JAX by NumPy. Arguments that are no arrays are static."""
+    arrays = [np.ascontiguousarray(x) for x in arguments if isinstance(x, np.ndarray)]
+    fixed = tuple(ARRAY if isinstance(x, np.ndarray) else x for x in arguments)
+    return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)
+
+
+def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: Any, **options: Any) -> Any:
+    """Compute a function of rows [..., N], each of which it treats alike, some rows at a time, so that they stay in the cache."""
+    shape = rows_[0].shape
+    flat = [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in rows_]
+    count = len(flat[0])
+    step = max(CHUNK // max(shape[-1], 1) // ROWS_ALIKE, 1) * ROWS_ALIKE
+    parts = [_evaluate(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
+    join = lambda *x: np.concatenate(x).reshape(*shape[:-1], x[0].shape[-1])
+    return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
+
+
+def _formula(name: str, dtype: np.dtype, *operands: Any, **options: Any) -> np.ndarray:
+    """Compute a formula of `elementwise` on operands of one shape, rounded to a dtype."""
+    arrays = [np.ascontiguousarray(x.astype(dtype)) for x in operands if isinstance(x, np.ndarray)]
+    if len(operands) == 1 and dtype.itemsize == 2:
+        return _table(name, dtype, tuple(sorted(options.items())))[arrays[0].view(np.uint16)]
+    count, shape = arrays[0].size, arrays[0].shape
+    flat, found = iter([x.reshape(-1) for x in arrays]), np.empty(count, dtype)
+    given = [next(flat) if isinstance(x, np.ndarray) else float(x) for x in operands]
+    for start in range(0, count, CHUNK):
+        part = slice(start, start + CHUNK)
+        found[part] = _evaluate(elementwise, name, *(x[part] if isinstance(x, np.ndarray) else x for x in given), **options)
+    return found.reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _table(name: str, dtype: np.dtype, options: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    """Return a function's values for all codes of a 16-bit dtype."""
+    return _evaluate(elementwise, name, np.arange(1 << 16, dtype=np.uint16).view(dtype), **dict(options))
+
+
+def _function(names: str, formula: str = "", evidence: Evidence = ALL_CODES) -> Callable[[Call], Answer]:
+    """Return what computes a formula of `elementwise`, of the operator's name unless another is given."""
+
+    def run(call: Call) -> Answer:
+        name = formula or call.name
+        dtype, operands = _operands(call, names.split())
+        tensors = [x for x in operands if isinstance(x, np.ndarray)]
+        shape = np.broadcast_shapes(*(x.shape for x in tensors))
+        found = _formula(name, dtype, *(np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x for x in operands))
+        return Answer((found.astype(call.dtype),), name, evidence)
+
+    return run
+
+
+def _requires(call: Call, **expected: Any) -> None:
+    """Raise NotModelled if an argument has another value than the formula."""
+    for name, value in expected.items():
+        if call[name] != value:
+            raise NotModelled(f"{call.name}: {name}={call[name]!r} has no rule; known is {value!r} (replay/aten_operations.py)")
+
+
+def _with(run: Callable[[Call], Answer], **expected: Any) -> Callable[[Call], Answer]:
+    """Return a rule that holds for some values of other arguments only."""
+
+    def checked(call: Call) -> Answer:
+        _requires(call, **expected)
+        return run(call)
+
+    return checked
+
+
+def _gelu(call: Call) -> Answer:
+    return _function("self", "gelu_tanh" if call["approximate"] == "tanh" else "gelu")(call)
+
+
+def _gelu_backward(call: Call) -> Answer:
+    name = "gelu_tanh_backward" if call["approximate"] == "tanh" else "gelu_backward"
+    return _function("grad_output self", name, PAIRS)(call)
+
+
+POWERS = {2.0: "pow2", 3.0: "pow3", 0.5: "pow_half", -0.5: "pow_minus_half", -1.0: "pow_minus_1", -2.0: "pow_minus_2"}
+
+
+def _pow(call: Call) -> Answer:
+    exponent = call["exponent"]
+    if isinstance(exponent, np.ndarray) or isinstance(call["self"], int | float) or float(exponent) not in (*POWERS, 1.0):
+        return _function("self exponent", "pow", PAIRS)(call)
+    dtype, (x,) = _operands(call, ("self",))
+    if float(exponent) == 1.0:
+        return Answer((_round(call, x, dtype),), "copy", IEEE)
+    if float(exponent) == 2.0:
+        return Answer((_round(call, _quiet(np.multiply, x, x), dtype),), "x * x", IEEE)
+    if float(exponent) == 3.0:
+        square = _quiet(np.multiply, x, x).astype(dtype).astype(F32)
+        return Answer((_round(call, _quiet(np.multiply, square, x), dtype),), "(x * x) * x, each rounded to its dtype", ALL_CODES)
+    return _function("self", POWERS[float(exponent)])(call)
+
+
+def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
+    """Return what computes an operator of lists: each element by itself, with the elements of the other lists."""
+
+    def run(call: Call) -> Answer:
+        count, found, answer = len(call["self"]), [], Answer((), "", IEEE)
+        for i in range(count):
+            own = {
+                name: value[i] if isinstance(value, list | tuple) and len(value) == count else value
+                for name, value in call.arguments.items()
+            }
+            answer = one(replace(call, arguments=own, dtypes=(call.dtypes[i],)))
+            found.append(answer.results[0])
+        return Answer(tuple(found), f"{answer.kernel}, for each of {count} tensors", answer.evidence)
+
+    return run
+
+
+def _pointwise(call: Call, name: str) -> Answer:
+    """Compute self + value * (tensor1 op tensor2)."""
+    dtype, operands = _operands(call, ("self", "tensor1", "tensor2"))
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    found = _formula(name, dtype, *(np.broadcast_to(x, shape) for x in operands), value=float(call["value"]))
+    return Answer((found.astype(call.dtype),), name, SOURCE)
+
+
+def _lerp(call: Call) -> Answer:
+    if isinstance(call["weight"], np.ndarray):
+        raise NotModelled("lerp: a tensor of weights has no rule; a number has one (replay/aten_operations.py)")
+    dtype, operands = _operands(call, ("self", "end"))
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    ends = [np.broadcast_to(x, shape) for x in operands]
+    found = _formula("lerp", dtype, *ends, weight=float(np.float32(call["weight"])))
+    return Answer((found.astype(call.dtype),), "lerp", SOURCE)
+
+
+# ---- reductions
+
+
+def _axes(call: Call, x: np.ndarray) -> list[int]:
+    """Return the axes over which an operator reduces; all of them for None and ()."""
+    given = call["dim"]
+    axes = list(range(x.ndim)) if given is None or given == [] or given == () else [given] if isinstance(given, int) else list(given)
+    return sorted(axis % x.ndim for axis in axes) if x.ndim else []
+
+
+def _reduce(name: str) -> Callable[[Call], Answer]:
+    """Return what reduces by a row of `rows.ROW_OPERATORS`."""
+
+    return lambda call: _reduced(call, f"{name}: Reduce.cuh", rows.reduce, name)
+
+
+def _reduced(call: Call, kernel: str, reduce: Callable[..., Any], *first: Any, has_dtype: bool = True, **options: Any) -> Answer:
+    """Reduce an operand along the axes of the call as the kernel does, which takes its axes in the order in which they lie in memory."""
+    x, keep = call["self"], bool(call["keepdim"])
+    if x.dtype not in FLOATS or call.dtype not in (x.dtype, F32):
+        raise NotModelled(f"{call.name}: got {x.dtype} to {call.dtype}; known are bfloat16, float16 and float32 (torch_cuda/rows.py)")
+    order = memory_order(x)
+    if order is None:
+        raise NotModelled(f"{call.name}: the operand has gaps or repeats in memory (strides {x.strides} bytes); dense ones have a rule")
+    axes = _axes(call, x)
+    places = tuple(place for place, axis in enumerate(order) if axis in axes)
+    options |= {"dtype": np.float32 if call.dtype == F32 else None} if has_dtype else {}
+    found = _evaluate(reduce, *first, x.transpose(order), places, gpu=call.gpu, **options)
+    kept = [axis for axis in order if axis not in axes]
+    found = found.transpose(np.argsort(kept)) if kept else found
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
+    terms = math.prod(x.shape[axis] for axis in axes)
+    return Answer((found.reshape(shape).astype(call.dtype),), f"{kernel}, {terms} terms", LENGTHS)
+
+
+def _foreach_norm(call: Call) -> Answer:
+    _requires(call, dtype=None)
+    orders = [memory_order(x) for x in call["self"]]
+    if None in orders:
+        raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (replay/aten_operations.py)")
+    flat = [x.transpose(order).reshape(-1) for x, order in zip(call["self"], orders, strict=True)]
+    found = _evaluate(_norms_of_order, float(call["ord"]), *flat)
+    return Answer(tuple(found), f"ForeachReduceOp.cu, for each of {len(found)} tensors", CENSUS)
+
+
+def _norms_of_order(order: float, *tensors: Any) -> Any:
+    return foreach.foreach_norm(tensors, order)
+
+
+def _vector_norm(call: Call) -> Answer:
+    return _reduced(call, "norm: Reduce.cuh", _norm_of_order, float(call["ord"]))
+
+
+def _norm_of_order(order: float, x: Any, axes: tuple[int, ...], **options: Any) -> Any:
+    return rows.vector_norm(x, order, axes, **options)
+
+
+def _moment(reduce: Callable[..., Any]) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        correction = 1 if call["correction"] is None else call["correction"]
+        return _reduced(call, "Welford, Reduce.cuh", reduce, has_dtype=False, correction=float(correction))
+
+    return run
+
+
+def _contiguous(call: Call, *operands: np.ndarray) -> None:
+    """Raise NotModelled for operands whose rows lie otherwise in memory than the shape says."""
+    if not all(is_contiguous(x) for x in operands):
+        raise NotModelled(f"{call.name}: got an operand that is not contiguous; PyTorch may copy it first (replay/aten_operations.py)")
+
+
+def _softmax(log: bool) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        x = np.ascontiguousarray(call["self"])  # PyTorch copies it too
+        wide = np.float32 if call["half_to_float"] else None
+        found = (
+            _evaluate_rows(softmax.softmax, (x,), -1, log=log, dtype=wide)
+            if x.ndim and call["dim"] % x.ndim == x.ndim - 1
+            else _evaluate(softmax.softmax, x, call["dim"], log=log, dtype=wide)
+        )
+        return Answer(
+            (found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS
+        )
+
+    return run
+
+
+def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        grad, y = (np.ascontiguousarray(call[name]) for name in ("grad_output", "output"))
+        narrow = np.float16 if call.dtype == F16 and y.dtype == F32 else None
+        found = (
+            _evaluate_rows(softmax.softmax_backward, (grad, y), -1, log=log, dtype=narrow)
+            if y.ndim and call["dim"] % y.ndim == y.ndim - 1
+            else _evaluate(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
+        )
+        return Answer((found,), f"gradient of {'log_' * log}softmax, {y.shape[call['dim']]} elements", LENGTHS)
+
+    return run
+
+
+def _norm_axes(call: Call) -> None:
+    if len(call["normalized_shape"]) != 1:
+        raise NotModelled(f"{call.name}: got axes {call['normalized_shape']}; known is the last one (torch_cuda/norms.py)")
+
+
+def _layer_norm(call: Call) -> Answer:
+    _norm_axes(call)
+    x = call["input"]
+    found = _evaluate_rows(norms.layer_norm, (x,), call["weight"], call["bias"], float(call["eps"]))
+    return Answer(found, f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+
+
+def _layer_norm_backward(call: Call) -> Answer:
+    _norm_axes(call)
+    operands = tuple(call[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
+    found = _evaluate(norms.layer_norm_backward, *operands, gpu=call.gpu)
+    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+    return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
+
+
+def _rms_norm(call: Call) -> Answer:
+    _norm_axes(call)
+    x, eps = call["input"], call["eps"]
+    eps = float(np.finfo(np.float32).eps) if eps is None else float(eps)
+    return Answer(_evaluate_rows(norms.rms_norm, (x,), call["weight"], eps), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
+
+
+def _rms_norm_backward(call: Call) -> Answer:
+    _norm_axes(call)
+    operands = tuple(call[name] for name in ("grad_out", "input", "rstd", "weight"))
+    found = _evaluate(norms.rms_norm_backward, *operands, gpu=call.gpu)
+    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+    return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
+
+
+# ---- losses, embeddings and cumulative sums
+
+REDUCTIONS = ("none", "mean", "sum")  # by aten's number
+
+
+def _nll_loss(call: Call) -> Answer:
+    how = REDUCTIONS[call["reduction"]]
+    found = _evaluate(losses.nll_loss, call["self"], call["target"], call["weight"], how, call["ignore_index"])
+    return Answer(found, f"Loss.cu, {call['self'].shape[0]} rows", LENGTHS)
+
+
+def _nll_loss_backward(call: Call) -> Answer:
+    operands = tuple(call[name] for name in ("grad_output", "self", "target", "total_weight", "weight"))
+    found = _evaluate(losses.nll_loss_backward, *operands, REDUCTIONS[call["reduction"]], call["ignore_index"])
+    return Answer((found,), "Loss.cu, gradient", LENGTHS)
+
+
+def _embedding_backward(call: Call) -> Answer:
+    _requires(call, scale_grad_by_freq=False)
+    grad, indices = call["grad_output"], call["indices"]
+    grad = np.ascontiguousarray(grad).reshape(-1, grad.shape[-1])
+    found = _evaluate(embeddings.embedding_backward, grad, indices.reshape(-1), int(call["num_weights"]), int(call["padding_idx"]))
+    return Answer((found,), f"Embedding.cu, {indices.size} indices", LENGTHS)
+
+
+def _cumsum(call: Call) -> Answer:
+    x = call["self"]
+    if call.dtype.kind in "iu":
+        return Answer((np.cumsum(x.astype(call.dtype), call["dim"], dtype=call.dtype),), "integers", Evidence(EXACT_RESULT, "integers"))
+    if call.dtype != x.dtype:
+        raise NotModelled(f"cumsum: got {x.dtype} to {call.dtype}; known are results of the operand's dtype (torch_cuda/scans.py)")
+    return Answer((_evaluate(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
+
+
+# ---- sorting
+
+TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
+
+
+def _indexed(call: Call, found: tuple[np.ndarray, np.ndarray], kernel: str) -> Answer:
+    return Answer((found[0], found[1].astype(call.dtypes[1])), kernel, TIES)
+
+
+def _sort(call: Call) -> Answer:
+    if call["stable"]:
+        raise NotModelled("sort: a stable sort has no rule here; PyTorch on this CPU gives its bits (replay/aten_operations.py)")
+    found = _evaluate(sorting.sort, call["self"], call["dim"], bool(call["descending"]))
+    return _indexed(call, found, f"Sort.cu, {call['self'].shape[call['dim']]} elements")
+
+
+def _topk(call: Call) -> Answer:
+    _requires(call, sorted=True)
+    found = _evaluate(sorting.topk, call["self"], call["k"], call["dim"], bool(call["largest"]))
+    return _indexed(call, found, f"TensorTopK.cu, {call['k']} of {call['self'].shape[call['dim']]}")
+
+
+# ---- fused optimizers
+
+
+def _adam_step(param: Any, grad: Any, mean: Any, square: Any, largest: Any, step: int, **options: Any) -> Any:
+    param, state = optimizers.adam_step(param, grad, optimizers.AdamState(mean, square, largest), step, **options)
+    return param, *state
+
+
+def _fused_adam(call: Call, decoupled: bool) -> Answer:
+    """Compute a step of each parameter. The results are the lists that it writes, in aten's order; gradients stay as they are."""
+    _requires(call, grad_scale=None, found_inf=None)
+    if isinstance(call["lr"], np.ndarray):
+        raise NotModelled(f"{call.name}: a tensor as learning rate has no rule; a number has one (replay/aten_operations.py)")
+    options = {name: call[name] for name in ("lr", "eps", "weight_decay", "maximize")}
+    options |= {"betas": (call["beta1"], call["beta2"]), "decoupled": decoupled, "form": "fused"}
+    params, states = call["self"], [call[name] for name in ("exp_avgs", "exp_avg_sqs")]
+    largest = call["max_exp_avg_sqs"] if call["amsgrad"] else [None] * len(params)
+    rows_ = [
+        _evaluate(_adam_step, *operands, int(step), **options)
+        for *operands, step in zip(params, call["grads"], *states, largest, call["state_steps"], strict=True)
+    ]
+    columns = [[row[i] for row in rows_] for i in range(4)]
+    written = [*columns[0], *[None] * len(params), *columns[1], *columns[2], *(columns[3] if call["amsgrad"] else ())]
+    return Answer(tuple(written), f"fused_adam_utils.cuh, for each of {len(params)} tensors", CENSUS)
+
+
+# ---- products
+
+
+def _mm(call: Call) -> Answer:
+    return _product(call, call["self"], call["mat2"])
+
+
+def _addmm(call: Call) -> Answer:
+    _requires(call, beta=1, alpha=1)
+    return _product(call, call["mat1"], call["mat2"], call["self"])
+
+
+def _baddbmm(call: Call) -> Answer:
+    _requires(call, beta=1, alpha=1)
+    return _product(call, call["batch1"], call["batch2"], call["self"])
+
+
+def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None = None) -> Answer:
+    """Compute a product by the kernel that cuBLAS takes for its shapes, memory orders and addend."""
+    if a.dtype not in FLOATS or not a.dtype == b.dtype == call.dtype or (addend is not None and addend.dtype != a.dtype):
+        raise NotModelled(f"{call.name}: got {a.dtype}, {b.dtype} to {call.dtype}; known are equal float dtypes (replay/torch_products.py)")
+    if addend is not None and addend.ndim != 1:
+        addend = np.ascontiguousarray(np.broadcast_to(addend, (*a.shape[:-1], b.shape[-1])))
+    if a.shape[-1] == 1 and addend is None:  # an accumulator that begins at +0 takes one product
+        found = _quiet(fma_f32, *np.broadcast_arrays(a.astype(F32), b.astype(F32), F32.type(0)))
+        return Answer((_round(call, found, a.dtype),), "one product", IEEE)
+    shape = None if addend is None else addend.shape
+    orders = {"transposed_a": lies_transposed(a), "transposed_b": lies_transposed(b)}
+    choice = torch_products.choose_kernel(
+        torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
+    )
+    array = lambda x: jnp.asarray(np.ascontiguousarray(x))
+    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
+    status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
+    return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
+
+
+def _convolution(call: Call) -> Answer:
+    """Compute a convolution whose windows do not overlap, as a vision model's patches."""
+    weight = call["weight"]
+    window = list(weight.shape[2:])
+    facts = [list(call[name]) for name in ("stride", "padding", "dilation")]
+    if facts != [window, [0] * len(window), [1] * len(window)] or call["transposed"] or call["groups"] != 1:
+        raise NotModelled(
+            f"convolution: got stride {facts[0]}, padding {facts[1]}, dilation {facts[2]}, groups {call['groups']}, a window of {window}; "
+            "known are strides equal to the window, without padding (replay/torch_patches.py)"
+        )
+    found = np.asarray(torch_patches.patch_convolution(call["input"], weight, call["bias"]))
+    return Answer((found,), "cuDNN, patches", Evidence(BY_RULE, "H200: equal in the recorded patch convolutions (replay/torch_patches.py)"))
+
+
+def _grouped_mm(call: Call) -> Answer:
+    _requires(call, bias=None, out_dtype=None)
+    x, weights = call["self"], call["mat2"]
+    if call["offs"] is None or weights.ndim != 3:
+        raise NotModelled("_grouped_mm: known are rows by experts, [M, K] and [E, K, N] with offsets (replay/torch_patches.py)")
+    found = torch_patches.grouped_matmul(
+        np.ascontiguousarray(x), np.ascontiguousarray(weights), call["offs"], transposed_b=lies_transposed(weights), gpu=call.gpu
+    )
+    text = "H200: equal in the recorded grouped products (replay/torch_patches.py)"
+    return Answer((np.asarray(found),), f"grouped products of {len(weights)} experts", Evidence(BY_RULE, text))
+
+
+# ---- attention
+
+ATTENTION = Evidence(BY_RULE, "H200: equal in the cases of the census and in recorded models (torch_cuda/attention.py)")
+
+
+def _attention(call: Call, backend: str) -> Answer:
+    """Compute a backend's output and logarithms of sums. Its other results are seeds and offsets of random numbers."""
+    _requires(call, dropout_p=0.0)
+    if "return_debug_mask" in call.arguments:
+        _requires(call, return_debug_mask=False)
+    q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
+    out, logarithms = attention.attention(
+        q, k, v, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
+    )
+    return Answer((np.asarray(out), np.asarray(logarithms)), f"{backend} attention, {k.shape[2]} keys", ATTENTION)
+
+
+def _attention_backward(call: Call, backend: str) -> Answer:
+    """Compute the gradients of a backend. Those of cuDNN are not known."""
+    _requires(call, dropout_p=0.0)
+    names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
+    operands = [np.ascontiguousarray(call[name]) for name in names]
+    rows_ = operands[1].shape[:3]
+    if operands[-1].size != math.prod(rows_):
+        raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
+    operands[-1] = operands[-1].reshape(rows_)
+    found = attention.attention_backward(
+        *operands, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
+    )
+    results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
+    return Answer(results, f"{backend} attention, gradients", ATTENTION)
+
+
+# ---- the table
+
+FUSED_ADAM = (
+    "self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, "
+    "grad_scale=None, found_inf=None"
+)
+OPERATIONS: dict[str, Operation] = {
+    "add": Operation("self, other, alpha=1", _add),
+    "sub": Operation("self, other, alpha=1", partial(_add, sign=-1.0)),
+    "rsub": Operation("self, other, alpha=1", _rsub),
+    "mul": Operation("self, other", _ieee("self other", np.multiply, "mul")),
+    "div": Operation("self, other, rounding_mode=None", _div),
+    "pow": Operation("self, exponent", _pow),
+    "gelu": Operation("self, approximate='none'", _gelu),
+    "gelu_backward": Operation("grad_output, self, approximate='none'", _gelu_backward),
+    "silu_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
+    "sigmoid_backward": Operation("grad_output, output", _function("grad_output output", evidence=PAIRS)),
+    "tanh_backward": Operation("grad_output, output", _function("grad_output output", evidence=PAIRS)),
+    "_foreach_add": Operation("self, other, alpha=1", _foreach(_add)),
+    "_foreach_sub": Operation("self, other, alpha=1", _foreach(partial(_add, sign=-1.0))),
+    "_foreach_mul": Operation("self, other", _foreach(_ieee("self other", np.multiply, "mul"))),
+    "_foreach_div": Operation("self, other", _foreach(_ieee("self other", np.divide, "div"))),
+    "_foreach_sqrt": Operation("self", _foreach(_ieee("self", np.sqrt, "sqrt"))),
+    "_foreach_addcmul": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcmul"))),
+    "_foreach_addcdiv": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcdiv"))),
+    "_foreach_norm": Operation("self, ord=2, dtype=None", _foreach_norm),
+    "_fused_adam": Operation(FUSED_ADAM, partial(_fused_adam, decoupled=False)),
+    "_fused_adamw": Operation(FUSED_ADAM, partial(_fused_adam, decoupled=True)),
+    "_foreach_lerp": Operation("self, end, weight", _foreach(_lerp)),
+    "elu": Operation("self, alpha=1, scale=1, input_scale=1", _with(_function("self"), alpha=1, scale=1, input_scale=1)),
+    "leaky_relu": Operation("self, negative_slope=0.01", _with(_function("self"), negative_slope=0.01)),
+    "softplus": Operation("self, beta=1, threshold=20", _with(_function("self"), beta=1, threshold=20)),
+    "addcmul": Operation("self, tensor1, tensor2, value=1", partial(_pointwise, name="addcmul")),
+    "addcdiv": Operation("self, tensor1, tensor2, value=1", partial(_pointwise, name="addcdiv")),
+    "lerp": Operation("self, end, weight", _lerp),
+    "sum": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("sum")),
+    "mean": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("mean")),
+    "linalg_vector_norm": Operation("self, ord=2, dim=None, keepdim=False, dtype=None", _vector_norm),
+    "prod": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("prod")),
+    "var": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.variance)),
+    "std": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.standard_deviation)),
+    "_softmax": Operation("self, dim, half_to_float", _softmax(False)),
+    "_log_softmax": Operation("self, dim, half_to_float", _softmax(True)),
+    "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(False)),
+    "_log_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(True)),
+    "native_layer_norm": Operation("input, normalized_shape, weight, bias, eps", _layer_norm),
+    "native_layer_norm_backward": Operation(
+        "grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask", _layer_norm_backward
+    ),
+    "_fused_rms_norm": Operation("input, normalized_shape, weight, eps", _rms_norm),
+    "_fused_rms_norm_backward": Operation("grad_out, input, normalized_shape, rstd, weight, output_mask", _rms_norm_backward),
+    "nll_loss_forward": Operation("self, target, weight, reduction, ignore_index", _nll_loss),
+    "nll_loss_backward": Operation(
+        "grad_output, self, target, weight, reduction, ignore_index, total_weight", _nll_loss_backward
+    ),
+    "embedding_dense_backward": Operation(
+        "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
+    ),
+    "cumsum": Operation("self, dim, dtype=None", _cumsum),
+    "_scaled_dot_product_cudnn_attention": Operation(
+        "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None",
+        partial(_attention, backend="cudnn"),
+    ),
+    "_scaled_dot_product_flash_attention": Operation(
+        "query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None", partial(_attention, backend="flash")
+    ),
+    "_scaled_dot_product_efficient_attention": Operation(
+        "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None",
+        partial(_attention, backend="efficient"),
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": Operation(
+        "grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, "
+        "dropout_p, is_causal, scale=None",
+        partial(_attention_backward, backend="cudnn"),
+    ),
+    "_scaled_dot_product_flash_attention_backward": Operation(
+        "grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, "
+        "philox_offset, scale=None",
+        partial(_attention_backward, backend="flash"),
+    ),
+    "_scaled_dot_product_efficient_attention_backward": Operation(
+        "grad_out_, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, "
+        "is_causal=False, scale=None",
+        partial(_attention_backward, backend="efficient"),
+    ),
+    "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
+    "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),
+    "softplus_backward": Operation(
+        "grad_output, self, beta, threshold", _with(_function("grad_output self", evidence=PAIRS), beta=1, threshold=20)
+    ),
+    "mish_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
+    "hardsigmoid": Operation("self", _function("self")),
+    "hardsigmoid_backward": Operation("grad_output, self", _function("grad_output self", evidence=PAIRS)),
+    "leaky_relu_backward": Operation(
+        "grad_output, self, negative_slope, self_is_result", _with(_function("grad_output self", evidence=PAIRS), negative_slope=0.01)
+    ),
+    **{name: Operation("self, other", _function("self other", evidence=PAIRS)) for name in ("atan2", "fmod", "remainder", "logaddexp")},
+    "convolution": Operation("input, weight, bias, stride, padding, dilation, transposed, output_padding, groups", _convolution),
+    "_grouped_mm": Operation("self, mat2, offs=None, bias=None, out_dtype=None", _grouped_mm),
+    "mm": Operation("self, mat2", _mm),
+    "bmm": Operation("self, mat2", _mm),
+    "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),
+    "baddbmm": Operation("self, batch1, batch2, beta=1, alpha=1", _baddbmm),
+    **{
+        name: Operation("self", _function("self"))
+        for name in (
+            "exp", "log", "exp2", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "reciprocal", "sigmoid", "silu", "hardswish",
+            "mish", "sin", "cos",
+        )
+    },
+}  # fmt: skip
+
+# Operators whose results every correct implementation has: a reason for each group of names.
+EXACT: dict[str, str] = {
+    name: reason
+    for reason, names in {
+        "moves elements": (
+            "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
+            "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros "
+            "nonzero ones ones_like repeat roll scalar_tensor scatter select_backward slice_backward slice_scatter "
+            "select_scatter split_with_sizes_copy stack take tril triu unbind_copy where zero zeros zeros_like _to_copy "
+            "_unsafe_view _reshape_alias _reshape_copy resize expand_copy view_copy permute_copy unsqueeze_copy slice_copy "
+            "as_strided_copy unfold_backward _unsafe_index _local_scalar_dense empty empty_like empty_strided new_empty "
+            "new_empty_strided detach _conj_physical pixel_shuffle"
+        ),
+        "takes one of its operands": (
+            "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu clamp "
+            "clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum argmax argmin ceil floor "
+            "trunc isnan isinf"
+        ),
+        "compares or counts": (
+            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
+            "isin bincount histc equal"
+        ),
+    }.items()
+    for name in names.split()
+}

@@ -1,0 +1,214 @@
+"""`tcemu.torch.emulate(model, gpu=...)`: every operation as PyTorch computes it on a GPU."""
+
+import importlib.util
+import json
+import lzma
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.torch_helpers import MISSING, torch
+
+import tcemu
+from tcemu.base.errors import NotModelled
+from tcemu.drift import predict, record
+from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
+
+pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+ROOT = Path(__file__).parents[3]
+OTHER_NAMES = {"scalar", "scalars", "tensors1", "weights", "p", "correction", "unbiased"}  # of overloads that the rows take by position
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The script that records a training step on a GPU."""
+    spec = importlib.util.spec_from_file_location("torch_training_step", ROOT / "tests/gpu_runs/torch_training_step.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def small_model(name="bfloat16"):
+    dtype = getattr(torch, name)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8))
+    return model.to(dtype), torch.randn(8, 16).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_forward_a_backward_and_a_step_are_known(dtype):
+    model, x = small_model(dtype)
+    before = x.clone(), [p.clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with tcemu.torch.emulate(model, gpu="H100") as emulated:
+        y = emulated(x)
+        torch.nn.functional.cross_entropy(y.float(), torch.arange(8)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        report = emulated.report()
+    assert y.dtype == x.dtype and torch.equal(x, before[0])
+    assert all(not torch.equal(p, old) for p, old in zip(model.parameters(), before[1], strict=True))
+    assert report.counts()["not known"] == 0 and not report.unknown
+    lines = {(line.operator, line.path, line.backward) for line in report}
+    assert {("aten.addmm", "0", False), ("aten.gelu", "1", False), ("aten.native_layer_norm", "2", False)} <= lines
+    assert ("aten.native_layer_norm_backward", "2", True) in lines and ("aten._foreach_addcdiv_", "", False) in lines
+    expected = small_model(dtype)[0](x)
+    assert torch.allclose(y.float(), expected.float(), atol=0.05)
+
+
+def test_no_grad_and_a_call_outside_of_the_block():
+    model, x = small_model()
+    emulated = tcemu.torch.emulate(model, gpu="H200")
+    with torch.no_grad():
+        first = emulated(x)
+    with emulated, torch.no_grad():
+        assert torch.equal(first, emulated(x))
+    assert {line.runs % 2 for line in emulated.report() if line.status != "exact"} == {0}
+
+
+def test_autocast_has_the_list_of_a_gpu():
+    model, x = small_model("float32")
+    with tcemu.torch.emulate(model, gpu="H100") as emulated, torch.autocast("cpu", torch.bfloat16):
+        emulated(x)
+    operands = {line.operator: line.operands for line in emulated.report()}
+    assert operands["aten.addmm"].startswith("bfloat16") and operands["aten.native_layer_norm"].startswith("float32")
+
+
+def test_the_order_of_a_sum_is_the_gpus():
+    x = (np.random.default_rng(0).standard_normal(4096) * 100).astype(np.float32)
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        total = torch.from_numpy(x).sum()
+    from tcemu.operations.functional.torch_cuda.rows import reduce
+
+    assert total.numpy() == np.asarray(reduce("sum", x, None))
+
+
+# ---- what is not known
+
+
+def test_an_unknown_operation_raises_warns_or_is_left():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.erfinv(x)
+
+    model, x = Model(), torch.rand(3)
+    with tcemu.torch.emulate(model, gpu="H100") as emulated, pytest.raises(NotModelled, match=r"erfinv of float32\[3\].*unknown='warn'"):
+        emulated(x)
+    with tcemu.torch.emulate(model, gpu="H100", unknown="warn") as emulated, pytest.warns(UserWarning, match="erfinv has no rule"):
+        emulated(x)
+    with tcemu.torch.emulate(model, gpu="H100", unknown="leave") as emulated, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(emulated(x), torch.erfinv(x))
+    report = emulated.report()
+    assert report[0].status == "not known" and report[0].operator == "aten.erfinv" and "tcemu.drift.record" in str(report)
+
+
+def test_the_gradient_of_cudnns_attention_is_not_known_and_may_be_left():
+    q, k, v = (torch.randn(1, 2, 5, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100", unknown="leave") as emulated:
+        attend(q, k, v, is_causal=True).float().sum().backward()
+    assert [line.operator for line in emulated.report().unknown] == ["aten._scaled_dot_product_cudnn_attention_backward"]
+    wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    attend(*wide, is_causal=True).sum().backward()
+    assert all(torch.allclose(x.grad.float(), y.grad, atol=0.05) for x, y in zip((q, k, v), wide, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "bernoulli|dropout"),
+        (lambda: torch.tensor([1, 2, 2]).sort(), "not stable"),
+        (lambda: torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), "atomics"),
+        (lambda: torch.ones(3).double().exp(), "float64"),
+        (lambda: torch.arange(0, 1, 0.1), "steps that are no integers"),
+    ],
+)
+def test_what_the_gpu_leaves_open_is_not_known(run, said):
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"), pytest.raises(NotModelled, match=said):
+        run()
+
+
+def test_equal_operations_that_are_exact_are_not_unknown():
+    x = torch.tensor([3.0, 1.0, 2.0])
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100") as emulated:
+        assert x.topk(2).values.tolist() == [3.0, 2.0] and x.sort().indices.tolist() == [1, 2, 0]
+        assert torch.zeros(3).index_add(0, torch.tensor([0, 2]), torch.ones(2)).tolist() == [1.0, 0.0, 1.0]
+        assert torch.arange(3).cumsum(0).tolist() == [0, 1, 3]
+    assert set(emulated.report().counts()) == {"not known", "by rule", "measured", "exact"} and not emulated.report().unknown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (((), {"gpu": "B200"}), NotModelled, "known are H100, H200"),
+        (((), {"gpu": "H100", "library": "torch 2.9"}), NotModelled, "known is torch 2.11"),
+        (((), {"gpu": "H100", "unknown": "ignore"}), ValueError, "expected one of raise, warn, leave"),
+        (((), {}), TypeError, "give a policy.*or a GPU"),
+        ((("bf16 on H100",), {"gpu": "H100"}), TypeError, "leave out policy"),
+        (((), {"gpu": "H100", "convolutions": True}), TypeError, "leave out convolutions"),
+        ((("bf16 on H100",), {"unknown": "warn"}), TypeError, "belong to gpu="),
+    ],
+)
+def test_arguments_that_do_not_fit_say_what_does(arguments, error, said):
+    with pytest.raises(error, match=said):
+        tcemu.torch.emulate(torch.nn.Identity(), *arguments[0], **arguments[1])
+
+
+# ---- the table
+
+
+def test_rows_have_the_arguments_of_aten():
+    for name, operation in OPERATIONS.items():
+        packets = [getattr(torch.ops.aten, full) for full in (name, f"{name}_") if hasattr(torch.ops.aten, full)]
+        schemas = [getattr(packet, overload)._schema for packet in packets for overload in packet.overloads()]
+        names = [argument for argument, _, _ in parse_arguments(operation.arguments)]
+        fits = [
+            schema
+            for schema in schemas
+            if [x.name for x in schema.arguments if x.name not in ("out", "rounding_mode")][: len(names)] == names
+        ]
+        fits = fits or [schema for schema in schemas if {x.name for x in schema.arguments} - OTHER_NAMES <= set(names) | {"out"}]
+        assert fits, (name, names)
+        assert name not in EXACT
+
+
+# ---- words of a GPU
+
+
+def test_a_training_step_has_the_words_of_a_gpu(step):
+    """Two steps of a small transformer, of each operation a digest: tests/gpu_runs/torch_training_step.py, recorded on a GPU."""
+    recorded = json.loads(lzma.decompress((ROOT / "tests/golden/torch_training_step.json.xz").read_bytes()))
+    model, ids = step.make(torch.bfloat16)
+    with tcemu.torch.emulate(model, gpu="H200", unknown="leave") as emulated, step.Digests() as digests:
+        step.train(model, ids)
+    expected = recorded["bfloat16"]
+    assert digests.names == expected["names"]
+    assert [n for n, (a, b) in enumerate(zip(digests.words, expected["words"], strict=True)) if a != b] == []
+    assert not emulated.report().unknown
+
+
+# ---- a record, judged
+
+
+def test_a_record_is_judged_and_the_first_other_operation_is_named(tmp_path):
+    model, x = small_model()
+    model[2] = torch.nn.LayerNorm(32).to(torch.bfloat16)
+    with tcemu.torch.emulate(model, gpu="H100"), record(str(tmp_path / "run.drift"), model):
+        model(x).float().sum().backward()
+    found = predict(tmp_path / "run.drift", gpu="H100")
+    assert found.first is None and {line.verdict for line in found.operations} <= {"equal", "exact"}
+    assert sum(line.verdict == "equal" for line in found.operations) > 8
+
+    def change(number, name, operands, results):
+        if name != "aten.gelu":
+            return None
+        results[0].view(np.uint16).reshape(-1)[3] ^= 1
+        return results
+
+    with tcemu.torch.emulate(model, gpu="H100"), record(str(tmp_path / "other.drift"), model, substitute=change):
+        model(x)
+    judged = predict(tmp_path / "other.drift", gpu="H100")
+    assert judged.first is not None and judged.first.name == "aten.gelu" and (judged.first.wrong, judged.first.words) == (1, 256)
+    assert len(judged.different) == 1 and "first that no H100" in str(judged)

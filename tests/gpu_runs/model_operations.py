@@ -1,0 +1,379 @@
+# ruff: noqa: E402, E501
+"""Every operation of small models on a GPU, as digests and sample words, and as `tcemu.torch.emulate(gpu=...)` computes them.
+
+    python model_operations.py record FOLDER [NAME...]     on a machine with a GPU: one FOLDER/NAME.json.xz a case
+    python model_operations.py compare FOLDER [NAME...]    on any machine: predicts each case from its inputs, and compares
+
+Weights and inputs are integers of NumPy's generator times a power of two, so that both machines have the same. Results of some
+operations are kept whole, within a budget: where the prediction differs, `compare` continues with the GPU's words, so that later
+operations are tested too.
+"""
+
+import base64
+import collections
+import contextlib
+import hashlib
+import json
+import lzma
+import os
+import pathlib
+import sys
+import time
+import traceback
+import warnings
+
+warnings.filterwarnings("ignore")
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+import numpy as np
+import torch
+import transformers as tf
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SAMPLE, BUDGET = 64, 700_000  # words of each result; bytes of whole results of a case
+KEPT = ("attention", "convolution", "native_layer_norm_backward", "embedding_dense_backward", "_fused_rms_norm", "_grouped_mm")
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+LLM = dict(max_position_embeddings=1024, vocab_size=320)
+
+
+def generator(*seed):
+    return np.random.Generator(np.random.Philox(list(seed)))
+
+
+def uniform(rng, shape):
+    return torch.from_numpy(rng.integers(-(1 << 15), 1 << 15, tuple(shape), dtype=np.int32).astype(np.float32) * np.float32(2.0**-15))
+
+
+def fill(model, dtype, device):
+    rng = generator(1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            value = uniform(rng, p.shape)
+            if p.ndim > 1:
+                value *= 2.0 ** round(0.5 * np.log2(3 / p[0].numel()))
+            else:
+                value = value * 0.125 + (1 if "norm" in name.lower() or "ln_" in name else 0) * (name.endswith("weight"))
+            p.copy_(value)
+    return model.to(dtype).to(device)
+
+
+def language_model(kind, attention, dtype, device, **sizes):
+    config = getattr(tf, kind[1])(**{**LLM, **sizes})
+    config._attn_implementation = attention
+    return fill(getattr(tf, kind[0])(config), dtype, device).eval()
+
+
+QWEN, LLAMA = ("Qwen3ForCausalLM", "Qwen3Config"), ("LlamaForCausalLM", "LlamaConfig")
+MOE, GEMMA, GPT2 = ("Qwen3MoeForCausalLM", "Qwen3MoeConfig"), ("Gemma3ForCausalLM", "Gemma3TextConfig"), ("GPT2LMHeadModel", "GPT2Config")
+BERT, VIT = ("BertModel", "BertConfig"), ("ViTForImageClassification", "ViTConfig")
+
+
+def decoder(hidden, inner, layers, heads, kv, **more):
+    return dict(
+        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, **more
+    )
+
+
+def ids(batch, tokens, device):
+    return torch.from_numpy(generator(2).integers(0, 320, (batch, tokens))).to(device)
+
+
+def forward(batch, tokens, mask=None):
+    def run(model, device):
+        more = {} if mask is None else {"attention_mask": (torch.arange(tokens)[None] < torch.tensor(mask)[:, None]).long().to(device)}
+        if model.config.model_type != "bert":
+            more["use_cache"] = False
+        with torch.no_grad():
+            return model(input_ids=ids(batch, tokens, device), **more)[0]
+
+    return run
+
+
+def image(batch, size, dtype):
+    def run(model, device):
+        with torch.no_grad():
+            return model(pixel_values=uniform(generator(3), (batch, 3, size, size)).to(dtype).to(device)).logits
+
+    return run
+
+
+def decode(tokens, steps):
+    def run(model, device):
+        given, past = ids(1, tokens, device), None
+        with torch.no_grad():
+            for _ in range(steps + 1):
+                found = model(input_ids=given, past_key_values=past, use_cache=True)
+                past, given = found.past_key_values, found.logits[:, -1:].argmax(-1)
+        return found.logits
+
+    return run
+
+
+def train(batch, tokens, autocast=None, optimizer="AdamW", steps=1, **options):
+    def run(model, device):
+        model.train()
+        given, kind = ids(batch, tokens, device), getattr(torch.optim, optimizer)
+        stepper = kind(model.parameters(), lr=1e-3, **options)
+        for _ in range(steps):
+            with torch.autocast(given.device.type, autocast) if autocast else contextlib.nullcontext():
+                loss = model(input_ids=given, labels=given, use_cache=False).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            stepper.step()
+            stepper.zero_grad()
+        return loss
+
+    return run
+
+
+NO_DROPOUT = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+CASES = {  # model, attention, dtype, sizes, run
+    "qwen3_sdpa": (QWEN, "sdpa", BF16, decoder(512, 1408, 3, 8, 2, head_dim=64), forward(1, 137)),
+    "qwen3_eager": (QWEN, "eager", BF16, decoder(256, 704, 2, 4, 2, head_dim=64), forward(1, 700)),
+    "qwen3_f16": (QWEN, "sdpa", F16, decoder(1024, 2816, 2, 8, 8, head_dim=128), forward(1, 64)),
+    "llama_f16": (LLAMA, "sdpa", F16, decoder(768, 2048, 2, 12, 4), forward(2, 200)),
+    "llama_bf16": (LLAMA, "eager", BF16, decoder(1024, 2816, 2, 8, 8), forward(1, 33)),
+    "llama_f32": (LLAMA, "eager", F32, decoder(256, 704, 2, 4, 2), forward(2, 48)),
+    "gemma3": (GEMMA, "sdpa", BF16, decoder(512, 1408, 2, 8, 4, head_dim=64, query_pre_attn_scalar=64, sliding_window=32), forward(1, 100)),
+    "qwen3moe": (MOE, "sdpa", BF16, decoder(256, 704, 2, 4, 2, head_dim=64, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=192), forward(2, 64)),
+    "gpt2_bf16": (GPT2, "sdpa", BF16, dict(n_embd=768, n_layer=6, n_head=12, n_positions=1024), forward(1, 128)),
+    "gpt2_f16": (GPT2, "eager", F16, dict(n_embd=256, n_layer=3, n_head=4, n_positions=1024), forward(1, 1)),
+    "bert_f16": (BERT, "sdpa", F16, dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536), forward(2, 50, (50, 23))),
+    "vit_f16": (VIT, "sdpa", F16, dict(hidden_size=384, num_hidden_layers=3, num_attention_heads=6, intermediate_size=1536, image_size=96, patch_size=16, num_labels=10), image(2, 96, F16)),
+    "qwen3_decode": (QWEN, "sdpa", BF16, decoder(256, 704, 2, 4, 2, head_dim=64), decode(40, 3)),
+    "qwen3_train": (QWEN, "eager", BF16, decoder(512, 1408, 1, 8, 2, head_dim=64), train(2, 48)),
+    "qwen3_train_sdpa": (QWEN, "sdpa", BF16, decoder(256, 704, 2, 4, 2, head_dim=64), train(1, 130)),
+    "gpt2_train_autocast": (GPT2, "eager", F32, dict(n_embd=256, n_layer=2, n_head=4, n_positions=256, **NO_DROPOUT), train(2, 64, BF16)),
+    "llama_train_sgd": (LLAMA, "eager", F16, decoder(256, 704, 1, 4, 4), train(1, 40, None, "SGD", momentum=0.9)),
+    "qwen3_sdpa_b": (QWEN, "sdpa", BF16, decoder(896, 2432, 2, 14, 2, head_dim=64), forward(1, 65)),
+    "llama_f16_b": (LLAMA, "sdpa", F16, decoder(640, 1728, 3, 10, 5), forward(3, 17)),
+    "gemma3_b": (GEMMA, "eager", BF16, decoder(384, 1024, 2, 6, 2, head_dim=64, query_pre_attn_scalar=64, sliding_window=64), forward(1, 90)),
+    "gpt2_b": (GPT2, "eager", BF16, dict(n_embd=512, n_layer=4, n_head=8, n_positions=1024), forward(2, 350)),
+    "bert_b": (BERT, "eager", BF16, dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536), forward(1, 7)),
+    "vit_b": (VIT, "sdpa", BF16, dict(hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=768, image_size=224, patch_size=16, num_labels=10), image(1, 224, BF16)),
+    "qwen3_train_b": (QWEN, "eager", BF16, decoder(768, 2048, 2, 6, 3, head_dim=128), train(1, 96)),
+    "gpt2_train_b": (GPT2, "sdpa", BF16, dict(n_embd=384, n_layer=2, n_head=6, n_positions=256, **NO_DROPOUT), train(2, 100)),
+    "llama_train_b": (LLAMA, "eager", F16, decoder(512, 1376, 2, 4, 4), train(2, 33, steps=2)),
+    "llama_train_fused": (LLAMA, "eager", BF16, decoder(256, 704, 1, 4, 4), train(1, 40, fused=True, steps=2)),
+}  # fmt: skip
+
+
+def make(name, device):
+    kind, attention, dtype, sizes, run = CASES[name]
+    if "attn_pdrop" not in sizes and kind[0] == "GPT2LMHeadModel":
+        sizes = {**sizes, **NO_DROPOUT}
+    if kind in (VIT,):
+        config = tf.ViTConfig(**sizes)
+        config._attn_implementation = attention
+        model = fill(tf.ViTForImageClassification(config), dtype, device).eval()
+    else:
+        model = language_model(kind, attention, dtype, device, **sizes)
+    return model, lambda: run(model, device)
+
+
+# ---- the log
+
+
+def raw(x):
+    x = x.detach().contiguous().cpu()
+    if x.dtype == torch.bool:
+        return x.numpy().reshape(-1).view(np.uint8)
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return x.reshape(-1).view(words).numpy().copy()
+
+
+def describe(x):
+    return [str(x.dtype).removeprefix("torch."), list(x.shape), list(x.stride())]
+
+
+def plain(x):
+    return x if x is None or isinstance(x, bool | int | float | str) else str(x)[:60]
+
+
+def encode(words):
+    return base64.b64encode(words.tobytes()).decode()
+
+
+class Log(TorchDispatchMode):
+    """Writes each operation that computes: name, operands, results."""
+
+    def __init__(self, check=None):
+        super().__init__()
+        self.rows, self.budget, self.check = [], BUDGET, check
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if func.is_view or name.startswith(
+            ("empty", "detach", "_unsafe_view", "new_empty", "_local_scalar_dense", "lift_fresh", "_has_compatible", "is_same_size")
+        ):
+            return func(*args, **kwargs)
+        given = [describe(x) if isinstance(x, torch.Tensor) else plain(x) for x in pytree.tree_leaves((args, kwargs))]
+        result = func(*args, **kwargs)
+        changed = [x for x, a in zip(args, func._schema.arguments, strict=False) if a.alias_info is not None and a.alias_info.is_write]
+        outs = [x for x in pytree.tree_leaves((result, changed) if not func._schema.returns else result) if isinstance(x, torch.Tensor)]
+        row = {"op": f"{name}.{func._schema.overload_name}", "given": given, "backward": torch._C._current_graph_task_id() != -1, "out": []}
+        for x in outs:
+            words = raw(x)
+            places = (
+                np.unique(np.linspace(0, max(len(words) - 1, 0), SAMPLE).astype(np.int64))
+                if len(words) > 2 * SAMPLE
+                else np.arange(len(words))
+            )
+            found = {
+                "what": describe(x),
+                "sha": hashlib.sha256(words.tobytes()).hexdigest()[:24],
+                "first": encode(words[:SAMPLE]),
+                "some": encode(words[places]),
+            }
+            if self.check is None and x.is_floating_point() and any(k in name for k in KEPT) and words.nbytes <= self.budget:
+                self.budget -= words.nbytes
+                found["whole"] = encode(words)
+            row["out"].append(found)
+        self.rows.append(row)
+        if self.check is not None:
+            self.check(row, outs)
+        return result
+
+
+def kernels(run):
+    """The kernels of each operator of a second run."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
+        run()
+        torch.cuda.synchronize()
+    rows = {}
+    for event in found.events():
+        if event.kernels:
+            key = json.dumps([event.name, [list(s) for s in event.input_shapes or []], [k.name[:200] for k in event.kernels]])
+            rows[key] = rows.get(key, 0) + 1
+    return [[*json.loads(key), count] for key, count in rows.items()]
+
+
+def parameters(model):
+    return hashlib.sha256(b"".join(raw(p).tobytes() for p in model.parameters())).hexdigest()[:24]
+
+
+def record(folder, names):
+    folder.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    print(torch.__version__, tf.__version__, gpu, torch.backends.cudnn.version(), flush=True)
+    for name in names:
+        started = time.time()
+        try:
+            model, run = make(name, device)
+            before = parameters(model)
+            with Log() as log:
+                run()
+            facts = {
+                "torch": torch.__version__,
+                "transformers": tf.__version__,
+                "gpu": gpu,
+                "case": name,
+                "before": before,
+                "after": parameters(model),
+            }
+            content = {**facts, "rows": log.rows, "kernels": []}
+            if device == "cuda":
+                try:
+                    content["kernels"] = kernels(run)
+                except Exception:
+                    traceback.print_exc(limit=2)
+            data = lzma.compress(json.dumps(content).encode(), preset=3)
+            (folder / f"{name}.json.xz").write_bytes(data)
+            print(name, len(log.rows), "operations,", len(data), "bytes,", round(time.time() - started, 1), "s", flush=True)
+        except Exception:
+            print(name, "FAILED", flush=True)
+            traceback.print_exc(limit=4)
+        if time.time() - BEGAN > 85:
+            print("out of time", flush=True)
+            break
+
+
+# ---- the comparison
+
+
+class Comparison:
+    """Aligns the operations of a prediction with those of a record, in order."""
+
+    WINDOW = 40  # operations of the record that may have no counterpart, such as copies
+
+    def __init__(self, rows):
+        self.rows, self.at = rows, 0
+        self.equal = self.total = self.words = self.all_words = self.exact = 0
+        self.differ, self.unmatched = [], []
+
+    @staticmethod
+    def key(row):
+        return row["op"].split(".")[0].rstrip("_"), [x["what"][:2] for x in row["out"][:1]]
+
+    def __call__(self, row, outs):
+        floats = [i for i, x in enumerate(row["out"]) if x["what"][0] in ("bfloat16", "float16", "float32")]
+        place = next(
+            (i for i in range(self.at, min(self.at + self.WINDOW, len(self.rows))) if self.key(self.rows[i]) == self.key(row)), None
+        )
+        if not floats:
+            return
+        if place is None:
+            self.unmatched.append(row["op"])
+            return
+        self.at, other = place + 1, self.rows[place]
+        for i in floats:
+            if i >= len(other["out"]) or other["out"][i]["what"][:2] != row["out"][i]["what"][:2]:
+                continue  # results that only the other library gives, as a debug mask
+            ours, theirs = row["out"][i], other["out"][i]
+            size = int(np.prod(ours["what"][1], dtype=int))
+            same = ours["sha"] == theirs["sha"]
+            self.total, self.equal = self.total + 1, self.equal + same
+            self.all_words, self.words = self.all_words + size, self.words + size * same
+            if not same:
+                dtype = np.int32 if ours["what"][0] == "float32" else np.int16
+                some = [np.frombuffer(base64.b64decode(x["some"]), dtype) for x in (ours, theirs)]
+                self.differ.append(
+                    (place, row["op"], i, row["given"], ours["what"], int((some[0] != some[1]).sum()), len(some[0]), "whole" in theirs)
+                )
+                if "whole" in theirs:
+                    words = np.frombuffer(base64.b64decode(theirs["whole"]), dtype).copy()
+                    outs[i].copy_(torch.from_numpy(words).view(outs[i].dtype).reshape(outs[i].shape))
+
+
+def compare(folder, names, gpu="H200"):
+    import tcemu
+
+    for name in names:
+        path = folder / f"{name}.json.xz"
+        if not path.exists():
+            continue
+        record = json.loads(lzma.decompress(path.read_bytes()))
+        model, run = make(name, "cpu")
+        before, started, clock = parameters(model), time.time(), time.process_time()
+        found = Comparison(record["rows"])
+        with tcemu.torch.emulate(model, gpu=gpu, unknown="leave") as emulated, Log(found):
+            run()
+        report = emulated.report()
+        print(
+            f"{name}: inputs {'equal' if before == record['before'] else 'DIFFER'}; {found.equal} of {found.total} results equal, "
+            f"{found.words:,} of {found.all_words:,} words in them; weights after {'equal' if parameters(model) == record['after'] else 'differ'}; "
+            f"{report.counts()}; {time.process_time() - clock:.0f} CPU s, {time.time() - started:.0f} s",
+            flush=True,
+        )
+        for line in found.differ[: int(os.environ.get("SHOW", 6))]:
+            print(
+                "    differs",
+                *line[:3],
+                [x for x in line[3] if isinstance(x, list)][:3],
+                line[4],
+                f"{line[5]} of {line[6]} sampled words",
+                "continued with the GPU's" if line[7] else "",
+            )
+        if found.unmatched:
+            print("    not in the record:", dict(collections.Counter(found.unmatched)))
+        for line in report.unknown:
+            print("    not known:", line.operator, line.path[-30:], line.operands[:60], line.evidence[:100], line.runs)
+
+
+BEGAN = time.time()
+if __name__ == "__main__":
+    {"record": record, "compare": compare}[sys.argv[1]](pathlib.Path(sys.argv[2]), sys.argv[3:] or list(CASES))
