@@ -703,7 +703,7 @@ def _attention(call: Call, backend: str) -> Answer:
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
-    """Compute the gradients of a backend. Those of cuDNN are not known."""
+    """Compute the gradients of a backend."""
     _requires(call, dropout_p=0.0)
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]

@@ -142,7 +142,7 @@ def nll_loss_backward(
         grads = round_value(grads / _values("nll_loss_backward", total_weight)[1], fmt)
     each = -round_value(weights * Value(jnp.broadcast_to(grads.codes, target.shape)), fmt)
     classes = jnp.arange(values.codes.shape[1])
-    hit = (classes[None] == target[:, None]) & counts[:, None]
+    hit = (classes[None] == jnp.expand_dims(target, 1)) & counts[:, None]
     return result_array(where(hit, Value(each.codes[:, None]), 0.0), fmt)
 
 
