@@ -306,8 +306,9 @@ def _reduced_example(
         found = [(int(w.codes[row, 1]), int(w.scales[row, 0])) for w in (one, other)]
     else:
         found = [(int(w.codes[differing[row], place[row]]), int(w.scales[differing[row], 0])) for w in words]
-    numbers = (float(blocks[row, 0]), float(blocks[row, 1]), float(tensor[differing[row]].view(np.float32)[0]))
-    return Counterexample(*numbers, *found, alone=bool(parted[row]))
+    amax, x = map(float, blocks[row, :2])
+    left, right = found
+    return Counterexample(amax, x, float(tensor[differing[row]].view(np.float32)[0]), left, right, alone=bool(parted[row]))
 
 
 def _example(takes_tensor: bool, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int) -> Counterexample:
