@@ -314,10 +314,10 @@ def _reduced_example(
 def _example(takes_tensor: bool, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int) -> Counterexample:
     x = codes[row].view(np.float32)
     place = int(np.argmax(one.codes[row] != other.codes[row]))
-    words = [(int(w.codes[row, place]), int(w.scales[row, 0])) for w in (one, other)]
+    left, right = ((int(w.codes[row, place]), int(w.scales[row, 0])) for w in (one, other))
     special = x[~np.isfinite(x)]
     largest = float(special[0]) if special.size else float(np.max(np.abs(x)))
-    return Counterexample(abs(largest), float(x[place]), float(tensor[row].view(np.float32)[0]) if takes_tensor else None, *words)
+    return Counterexample(abs(largest), float(x[place]), float(tensor[row].view(np.float32)[0]) if takes_tensor else None, left, right)
 
 
 def special_words(contract: QuantizerContract) -> dict[str, str]:
