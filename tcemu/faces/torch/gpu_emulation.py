@@ -42,6 +42,7 @@ from tcemu.uses.replay.aten_operations import (
 )
 
 UNKNOWN_CHOICES = ("raise", "warn", "leave")
+MOST_DESCRIBED = 6  # operands that a line of a report names
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NUMPY_DTYPES = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16), torch.float16: np.dtype(np.float16), torch.float32: np.dtype(np.float32),
@@ -98,7 +99,7 @@ def _write_result(out: torch.Tensor, found: torch.Tensor, is_operand: bool) -> t
 
 @dataclass(frozen=True)
 class OperationLine:
-    """Calls of one operator in one module with the same operands.
+    """Calls of one operator in one module whose operands have the same description.
 
     Attributes:
         operator: Name of the operator: "aten.mm".
@@ -263,6 +264,13 @@ def _base_name(func: Any) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
+    """Return dtypes and shapes; of the long lists of an optimizer the first ones and the number of the others."""
+    more = len(tensors) - MOST_DESCRIBED
+    shown = [describe_tensor(x) for x in (tensors if more <= 1 else tensors[:MOST_DESCRIBED])]
+    return " · ".join(shown) + (f" and {more} more" if more > 1 else "")
+
+
 def _flat_tensors(*trees: Any) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(trees) if _is_tensor(x)]
 
@@ -328,7 +336,7 @@ class GpuEmulation:
             return func(*args, **kwargs)
         path, backward = ("", False) if self._paths is None else self._paths.find()
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
-        operands = " · ".join(describe_tensor(x) for x in _flat_tensors(args, kwargs))
+        operands = _describe_operands(_flat_tensors(args, kwargs))
         try:
             is_stable = name == "sort" and bool(kwargs.get("stable"))
             if name in OPERATIONS and not is_stable and self._has_floats(func, args, kwargs):
@@ -397,7 +405,12 @@ class GpuEmulation:
         return None
 
     def _leave(self, func: Any, args: tuple, kwargs: dict[str, Any], place: tuple, operands: str, reason: str) -> Any:
-        where = f"{place[0]} of {operands}" + (f" in {place[1]}" if place[1] else "") + (", backward" if place[2] else "")
+        where = (
+            place[0]
+            + (f" of {operands}" if operands else "")
+            + (f" in {place[1]}" if place[1] else "")
+            + (", backward" if place[2] else "")
+        )
         if self.unknown == "raise":
             raise NotModelled(
                 f"{where}: what {self.library} gives on {self.gpu} is not known: {reason}. "
