@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -96,7 +97,11 @@ def pack_archive(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
 
 
 def unpack_archive(
-    content: bytes, names: re.Pattern[str], skipped: str | None = None, largest: int = MAX_MEMBER_BYTES
+    content: bytes,
+    names: re.Pattern[str],
+    skipped: str | None = None,
+    largest: int = MAX_MEMBER_BYTES,
+    max_directory: int = MAX_DIRECTORY_BYTES,
 ) -> tuple[Any, dict[str, bytes]]:
     """Read an archive of `pack_archive`. The zip's directory is checked before anything is unpacked.
 
@@ -105,6 +110,7 @@ def unpack_archive(
         names: Pattern of the names that the archive may have, with ".npy".
         skipped: Prefix of names that are not read.
         largest: Unpacked bytes that an array may have.
+        max_directory: Bytes that the zip's directory may have.
 
     Returns:
         The header, and the .npy bytes by name; see `read_array`.
@@ -116,14 +122,15 @@ def unpack_archive(
     if len(content) < ZIP_END_BYTES or end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":
         raise DamagedFile("it does not end as a zip does" if content else "it is empty")
     directory = int.from_bytes(end[12:16], "little")
-    if directory > MAX_DIRECTORY_BYTES or content[-ZIP_END_BYTES - 20 : -ZIP_END_BYTES][:4] == b"PK\6\7":
-        raise DamagedFile(f"its directory has {directory:,} bytes; expected at most {MAX_DIRECTORY_BYTES:,}")
+    if directory > max_directory or content[-ZIP_END_BYTES - 20 : -ZIP_END_BYTES][:4] == b"PK\6\7":
+        raise DamagedFile(f"its directory has {directory:,} bytes; expected at most {max_directory:,}")
     members = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         there = archive.namelist()
-        odd = [name for name in there if not names.fullmatch(name)] or [name for name in there if there.count(name) > 1]
+        counts = Counter(there)
+        odd = [name for name in counts if not names.fullmatch(name)] or [name for name, count in counts.items() if count > 1]
         if odd:
-            raise DamagedFile(f"it has an unexpected member {odd[0][:80]!r}" + (" twice" if there.count(odd[0]) > 1 else ""))
+            raise DamagedFile(f"it has an unexpected member {odd[0][:80]!r}" + (" twice" if counts[odd[0]] > 1 else ""))
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if skipped is not None and name.startswith(skipped):

@@ -53,6 +53,7 @@ TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{32}\.tcemu")
 HAS_OWNERS = hasattr(os, "geteuid")  # not on Windows, where the user's cache folder is the user's alone
 BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 MAX_KERNELS = 512  # binaries that a process remembers
+LOADED = time.time()  # when this process began to load the package
 HOST_CALL_PREFIX = "tcemu_"  # of the names of host calls
 
 
@@ -437,6 +438,9 @@ def _environment() -> str:
     package = Path(tcemu.base.__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+        found = path.stat()
+        if max(found.st_mtime, found.st_ctime) > LOADED:  # this process may run what the file was before: it shares no program
+            digest.update(secrets.token_bytes(TOKEN_BYTES))
     return digest.hexdigest()
 
 

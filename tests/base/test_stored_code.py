@@ -112,6 +112,16 @@ class Attack:
         return (Path.touch, (self.path,))
 
 
+def test_a_process_whose_files_changed_since_it_loaded_them_shares_no_program(monkeypatch):
+    """It may run the older code, whose programs must not be stored as those of the newer."""
+    digest = stored_code._environment.__wrapped__
+    monkeypatch.setattr(stored_code, "LOADED", time.time())
+    shared = digest()
+    assert digest() == shared
+    monkeypatch.setattr(stored_code, "LOADED", 0.0)
+    assert digest() != digest() != shared
+
+
 @posix
 def test_no_pickle_of_somebody_else_is_opened(folder, tmp_path):
     trace, entry = tmp_path / "trace", program_entry("x")

@@ -3,8 +3,10 @@
 import argparse
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
+from tcemu.base.files import FolderInUse
 from tcemu.base.results import Table
 from tcemu.base.saved_files import DamagedFile
 from tcemu.faces.commands import CommandError
@@ -68,7 +70,12 @@ def _record(args: argparse.Namespace) -> int:
                 runpy.run_path(str(args.script), run_name="__main__")
             except SystemExit as stop:
                 status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except ValueError as error:
+                if status and not isinstance(stop.code, int):
+                    print(stop.code, file=sys.stderr)
+            except Exception:  # the script's own error, which Python would show so
+                traceback.print_exc()
+                status = 1
+    except FolderInUse as error:
         raise CommandError(str(error)) from error
     finally:
         sys.argv, sys.path[0] = kept
@@ -81,7 +88,7 @@ def _list(args: argparse.Namespace) -> int:
     for path in _find_launches(args.folder):
         try:
             launch = read_launch(path)
-        except DamagedFile as error:
+        except (DamagedFile, OSError) as error:
             rows.append((path.stem, "", "", "", "", f"damaged: {str(error).rpartition(': ')[2]}"))
             status = 1
             continue

@@ -64,8 +64,10 @@ class HostProgram:
             launch: Function that is called with each launch. What it raises ends the call of the code and is raised by `__call__`.
 
         Raises:
-            Unsupported: The code calls functions of CUDA that have no counterpart here.
+            Unsupported: `compiled` has no code, or the code calls functions of CUDA that have no counterpart here.
         """
+        if not hasattr(compiled, "ir_module"):
+            raise Unsupported(f"{compiled!r} has no host code: expected what cute.compile returned")
         self.compiled, self.launch, self._error = compiled, launch, None
         self.kernels: list[str] = []  # names by the handles of kernels, which count from 1
         name = parse_target_name(target)

@@ -228,7 +228,15 @@ def _library_sides(operands: Format, shape: tuple[int, int, int], targets: set[s
 
 def _draw(operands: Format, law: Draw, size: tuple[int, int], k: int, seed: int) -> Sample:
     rng = np.random.default_rng([seed, k])
-    a, b = (round_to_codes(operands, np.asarray(law(rng, shape), np.float64)) for shape in ((size[0], k), (k, size[1])))
+    codes = []
+    for shape in ((size[0], k), (k, size[1])):
+        drawn = np.asarray(law(rng, shape), np.float64)
+        if drawn.shape != shape:
+            raise ValueError(f"law: it drew shape {list(drawn.shape)}; expected {list(shape)}")
+        codes.append(round_to_codes(operands, drawn))
+        if not np.isfinite(codes_to_float64(operands, codes[-1])).all():
+            raise ValueError(f"law: it drew numbers that are not finite in {operands}, and NaN on both sides tells no orders apart")
+    a, b = codes
     return Sample("law", (operands, operands), a, b, np.zeros((0, 0)))
 
 

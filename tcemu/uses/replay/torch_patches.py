@@ -45,11 +45,13 @@ def patch_convolution(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = 
         Unsupported: Another dtype.
         ValueError: The shapes do not fit.
     """
-    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    x, weight, added = jnp.asarray(x), jnp.asarray(weight), None if bias is None else jnp.asarray(bias)
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] != x.shape[1] or weight.shape[2] != weight.shape[3] or x.dtype != weight.dtype:
         raise ValueError(
             f"{x.dtype}{list(x.shape)} and {weight.dtype}{list(weight.shape)}: expected [B, C, H, W] and [O, C, P, P] in one dtype"
         )
+    if added is not None and (added.shape != weight.shape[:1] or added.dtype != x.dtype):
+        raise ValueError(f"bias: got {added.dtype}{list(added.shape)}; expected {x.dtype}{list(weight.shape[:1])}")
     batch, channels, height, width = x.shape
     outputs, size = weight.shape[0], weight.shape[2]
     rows, columns = height // size, width // size
@@ -72,7 +74,7 @@ def patch_convolution(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = 
     recipe = KernelRecipe(
         factors, factors, call.format, tensor_core(call) if with_tensor_core else Lanes(), Slices.single(a.shape[1]), epilogue=epilogue
     )
-    y = matmul_with_kernel(recipe, KernelOperands(a, b, None if bias is None else jnp.asarray(bias), None, None), x.dtype)
+    y = matmul_with_kernel(recipe, KernelOperands(a, b, added, None, None), x.dtype)
     return y.reshape(batch, rows, columns, outputs).transpose(0, 3, 1, 2)
 
 

@@ -325,7 +325,8 @@ def torch_product(
         dtype: Of both.
         transposed_a: A lies in memory as [..., K, M].
         transposed_b: B lies in memory as [..., N, K], as the weight of `torch.nn.Linear` does.
-        addend_shape: [N] of a bias, or [..., M, N] of an addend; None: there is none.
+        addend_shape: [N] of a bias, or [..., M, N] of an addend; None: there is none. PyTorch expands other vectors, and vectors that a
+            batch adds, to [..., M, N].
 
     Returns:
         The product. Leading axes of A are rows where B has none, as in `torch.nn.functional.linear`, and a batch where it has.
@@ -339,7 +340,7 @@ def torch_product(
     leading = int(np.prod(a[:-2], dtype=np.int64))
     m, batch = (a[-2], leading) if len(b) > 2 else (a[-2] * leading, 1)
     layout = ("c" if transposed_a else "r") + ("c" if transposed_b else "r")
-    addend = None if addend_shape is None else "columns" if len(tuple(addend_shape)) == 1 else "outputs"
+    addend = None if addend_shape is None else "columns" if tuple(addend_shape) == b[-1:] and len(b) == 2 else "outputs"
     return TorchProduct(jnp.dtype(dtype).name, m, a[-1], b[-1], batch, layout, addend)
 
 
@@ -362,7 +363,7 @@ def matmul(
         b: Logical [K, N], of the same dtype: the leading axes of A are then rows; or [..., K, N], a batch.
         transposed_a: A lies in memory as [..., K, M], as in a weight gradient `g.t() @ x`.
         transposed_b: B lies in memory as [..., N, K], as the weight of `torch.nn.Linear` does.
-        bias: [N] of a linear layer or `addmm`, or [..., M, N] of `addmm` and `baddbmm`.
+        bias: [N] of a linear layer or `addmm`, or [..., M, N] of `addmm` and `baddbmm`, to which other vectors are expanded.
         gpu: As in `choose_kernel`.
         library: As in `choose_kernel`.
         launches: As in `choose_kernel`.
@@ -391,6 +392,10 @@ def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | 
     if b.ndim == 2:
         a = a.reshape(-1, a.shape[-1])
         bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
+    if choice.product.addend == "outputs" and bias is not None and bias.ndim == 1:
+        if bias.shape[0] not in (1, outputs[-1]):
+            raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
+        bias = jnp.broadcast_to(bias, (*a.shape[:-1], outputs[-1]))
     recipe = choice.recipe
     if choice.addend_first and bias is not None:
         a, b, recipe = _with_addend_slice(choice, a, b, bias)

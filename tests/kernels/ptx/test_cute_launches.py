@@ -159,6 +159,8 @@ def test_what_stops_a_launch_is_raised():
         tcemu.cute.run(Compiled(attributes=(97, 5)), source, target, target="H100")
     with pytest.raises(Unsupported, match=r"'copied' has no PTX.*--keep-ptx"):
         tcemu.cute.run(Compiled(text=None), source, target, target="H100")
+    with pytest.raises(Unsupported, match=r"has no host code: expected what cute\.compile returned"):
+        tcemu.cute.run(print, source, target, target="H100", ptx=Compiled().__ptx__)
     with pytest.raises(NotModelled, match="no tensor map"):
         tcemu.cute.run(Compiled(mode=3), source, target, target="H100")
     with pytest.raises(ptx.OutOfBounds, match="out of bounds"):

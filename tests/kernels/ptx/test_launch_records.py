@@ -2,6 +2,9 @@
 
 import ctypes
 import json
+import os
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,8 @@ from support.emulated_launches import EmulatedDevice
 from tcemu import cli, ptx
 from tcemu.base.errors import Unsupported
 from tcemu.base.files import FolderInUse
-from tcemu.base.saved_files import DamagedFile, pack_archive, unpack_archive
+from tcemu.base.saved_files import DamagedFile, pack_archive, read_array, unpack_archive
+from tcemu.kernels.ptx.runtime import launch_records
 from tcemu.kernels.ptx.runtime.launch_records import MAX_ARRAY_BYTES, MEMBER_NAMES
 from tcemu.kernels.ptx.runtime.launch_replay import compare_launch
 
@@ -160,6 +164,8 @@ def test_damage_is_named(tmp_path):
         ({"changed": [0]}, "after_0"),
         ({"arrays": [], "changed": [], "references": []}, "does not name"),
         ({"fmad": 1}, "true or false"),
+        ({"entry": "\x1b[2J"}, "control character"),
+        ({"target": "sm_90a\nequal"}, "control character"),
         ({"extra": 1}, "unknown ..extra"),
     ],
 )
@@ -223,6 +229,68 @@ def test_faults_of_a_launch_do_not_end_a_replay(tmp_path, device):
     assert "status 9" in messages[2] and "illegal memory access" in messages[3] and "8 s" in messages[4]
     assert "empty" in messages[6] and "sm_80" in messages[7]
     assert not found.all_equal and seen == list(found.launches)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither FIFOs nor line breaks in names")
+def test_a_replay_runs_nothing_of_the_folder_but_ptx_and_reads_no_other_file(tmp_path, device, monkeypatch):
+    folder, out = tmp_path / "launches\nhere", tmp_path / "out"
+    with ptx.record_launches(folder) as recorder:
+        run_add()
+    raw = recorder.files[0].read_bytes()
+    header, members = unpack_archive(raw, MEMBER_NAMES, largest=MAX_ARRAY_BYTES)
+    arrays = {name: read_array(data, np.uint8, None) for name, data in members.items()}
+    (folder / "000002_short.npz").write_bytes(pack_archive(header | {"parameters": header["parameters"][:1]}, arrays))
+    (folder / "000003_other.npz").write_bytes(pack_archive(header | {"entry": "other"}, arrays))
+    (folder / "000004_link.npz").symlink_to("nowhere")
+    (folder / "000005_folder.npz").mkdir()
+    os.mkfifo(folder / "000006_pipe.npz")
+    (folder / "numpy.py").write_text("open('executed', 'w')")
+    monkeypatch.chdir(folder)
+    replay = partial(ptx.replay_launches, Path(), out=out, device="support.emulated_launches:honest")
+    found = replay()
+    assert [each.status for each in found.launches] == ["equal", *["failed"] * 5] and not Path("executed").exists()
+    messages = [each.message for each in found.launches]
+    assert "the launch has [8] bytes, and add in its PTX [8, 4]" in messages[1] and "'other'" in messages[2]
+    assert "No such file" in messages[3] and all("not a regular file" in each for each in messages[4:])
+    result = out / "000001_add.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"words": "many"}))
+    assert replay() == found
+    for path in folder.glob("00000[2-6]*"):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert ptx.replay_launches(folder, device="support.emulated_launches:honest").all_equal  # a line break in a path
+    for seconds in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="seconds: got"):
+            ptx.replay_launches(folder, seconds=seconds)
+
+
+def test_a_launch_of_hundreds_of_arrays_is_read_back(tmp_path, monkeypatch):
+    count = 600
+    text = """.visible .entry each(.param .u64 table) {
+        .reg .b64 %p, %q; .reg .b32 %t;
+        ld.param.u64 %p, [table]; mov.u32 %t, %tid.x; mad.wide.u32 %p, %t, 8, %p; ld.global.u64 %q, [%p]; st.global.u32 [%q], %t; ret; }"""
+    pointers = {8 * i: ptx.BufferPointer(np.full(1, 7, np.uint32)) for i in range(count)}
+    with ptx.record_launches(tmp_path) as recorder:
+        args = [ptx.PointerTable(np.zeros(count, np.uint64), pointers)]
+        ptx.run(HEAD + text, grid=1, block=count, args=args, target="H100")
+        launch = ptx.read_launch(recorder.files[0])
+        assert len(launch.names) == count + 1
+        assert [int(array.view(np.uint32)[0, 0]) for array in launch.after[1:]] == list(range(count))
+        monkeypatch.setattr(launch_records, "MAX_ARRAYS", count)
+        with pytest.raises(Unsupported, match="each has 601 arrays; a file holds 600 at most"):
+            ptx.run(HEAD + text, grid=1, block=count, args=args, target="H100")
+        monkeypatch.setattr(launch_records, "MAX_FILE_BYTES", 100)
+        with pytest.raises(Unsupported, match="packed bytes; 100 can be read back"):
+            run_add()
+    assert len(recorder.files) == 1
+
+
+def test_an_error_of_a_recorded_script_is_shown_as_python_shows_it(tmp_path, capsys):
+    script, folder = tmp_path / "own.py", str(tmp_path / "launches")
+    for text, said in (("def f():\n    raise ValueError('mine')\nf()", "in f"), ("raise SystemExit('why')", "why")):
+        script.write_text(text)
+        assert cli.main(["launches", "record", folder, str(script)]) == 1
+        captured = capsys.readouterr()
+        assert said in captured.err and "0 launches recorded" in captured.out
 
 
 def test_without_a_gpu_a_replay_says_so(tmp_path, device):

@@ -126,6 +126,21 @@ def test_hot_programs_are_optimised(tmp_path, nothing_cached, monkeypatch):
     forget_programs()
 
 
+def test_parts_of_registers_are_told_apart_in_stored_programs(tmp_path, nothing_cached, monkeypatch):
+    """A register may have the name of a selector; its program is none of another selector's."""
+    monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 0)
+    values = VALUES * np.uint32(0x01020304)
+    text = TEXT.replace("mad.lo.u32 %r1, %r1, %r2, 7;", "mov.b32 NAME, %r1; vadd.u32.u32.u32 %r1, NAME.SELECTOR, %r1;")
+    fields = {"b1": values >> 8 & 255, "h1": values >> 16}
+    with store_programs(tmp_path):
+        for selector, field in fields.items():
+            forget_programs()
+            named = text.replace(".reg .b64", ".reg .b32 NAME; .reg .b64").replace("SELECTOR", selector).replace("NAME", selector[0])
+            found = ptx.run(named, grid=1, block=32, args=[values, 5], target="A100")[0]
+            assert np.array_equal(found, values + field), selector
+    forget_programs()
+
+
 def test_operations_of_integers_are_executed_by_numpy(compilations, nothing_cached):
     """Nothing is compiled for them until they have done much work. Floating-point operations are compiled."""
     forget_programs()

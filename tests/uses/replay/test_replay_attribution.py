@@ -175,6 +175,8 @@ def test_mistakes_say_what_would_work():
     for wrong, said in (
         ({"differing": 38.0}, "share from 0 to 1"), ({"dtype": "s8"}, "expected one of f16"), ({"out": "e4m3"}, "expected one of f32"),
         ({"atol": -1.0}, "atol"), ({"draws": 0}, "draws"), ({"slices": (0,)}, "slices"), ({"gpus": ("V100",), "dtype": "bf16"}, "no unit"),
+        ({"law": "normal(0, 1e9)"}, "not finite in f16"),
+        ({"law": lambda rng, shape: rng.random(3)}, r"drew shape \[3\]; expected \[8, 64\]"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             attribute((8, 8, 64), **wrong)

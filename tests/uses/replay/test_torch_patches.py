@@ -64,3 +64,6 @@ def test_what_is_not_known_or_does_not_fit_is_refused():
         patch_convolution(x, np.ones((4, 2, 4, 4), np.float16))
     with pytest.raises(ValueError, match="E offsets up to M"):
         grouped_matmul(np.ones((4, 8), np.float16), np.ones((2, 8, 8), np.float16), [1, 3])
+    for bias in (np.ones(1, np.float16), np.ones(4, np.float32)):
+        with pytest.raises(ValueError, match=r"bias: got .*; expected float16\[4\]"):
+            patch_convolution(x, np.ones((4, 3, 4, 4), np.float16), bias)

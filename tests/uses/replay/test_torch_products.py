@@ -162,6 +162,19 @@ def test_the_two_axes_of_a_layer_are_rows():
     assert torch_product((2, 3, 64), (2, 64, 32), "float32").batch == 2
 
 
+def test_a_vector_that_pytorch_expands_is_an_addend_of_all_outputs():
+    """`baddbmm` expands a vector, and `addmm` one element: nvjet rounds the product before it adds."""
+    draw = np.random.default_rng(0).standard_normal
+    a, w, bias = (jnp.asarray(draw(shape), jnp.bfloat16) for shape in ((2, 16, 64), (2, 64, 32), (32,)))
+    for x, y, addend in ((a, w, bias), (a[0], w[0], bias[:1])):
+        expanded = matmul(x, y, bias=jnp.broadcast_to(addend, (*x.shape[:-1], 32)))
+        assert (matmul(x, y, bias=addend) == expanded).all()
+        assert torch_product(x.shape, y.shape, "bfloat16", addend_shape=addend.shape).addend == "outputs"
+    assert (matmul(a, w, bias=bias)[0] != matmul(a[0], w[0], bias=bias)).any()
+    with pytest.raises(ValueError, match=r"bias: got shape \[5\]; expected \[32\]"):
+        matmul(a, w, bias=bias[:5])
+
+
 SPLIT = "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, false, float, "
 ARRIVAL = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x64x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"
 

@@ -7,6 +7,7 @@ which array it leads, since each machine has addresses and encoded maps of its o
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tcemu.base.errors import Unsupported
 from tcemu.base.files import lock_folder, remove_leftovers, replace_file
 from tcemu.base.provenance import installed_versions
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, pack_archive, read_array, unpack_archive
@@ -30,6 +32,7 @@ KIND, VERSION = "tcemu launch", 1
 FILE_NAME = re.compile(r"\d{6}_\w+\.npz")
 MEMBER_NAMES = re.compile(r"(header|text|parameters|(before|after)_\d{1,4})\.npy")
 MAX_FILE_BYTES = MAX_ARRAY_BYTES = 1 << 32
+MAX_ARRAYS, MAX_DIRECTORY_BYTES = 10_000, 1 << 21  # that MEMBER_NAMES can number, and the directory of a zip with so many
 MAX_NAME = 80  # characters of a kernel's name in a file's name
 MEMBERS = (
     "entry", "target", "grid", "block", "cluster", "cooperative", "fmad", "shared_bytes", "cases", "parameters", "arrays", "references",
@@ -256,6 +259,8 @@ def record_launch(
     fmad: bool,
 ) -> None:
     """Write a launch that has completed to all recorders of this process. outputs: the arrays that it left, in the order of `inputs`."""
+    if len(inputs.outputs) > MAX_ARRAYS:
+        raise Unsupported(f"record_launches: {kernel.entry.name} has {len(inputs.outputs):,} arrays; a file holds {MAX_ARRAYS:,} at most")
     cases, changed, arrays = len(inputs.parameters), [], {}
     parameters = inputs.parameters.copy()
     for each in inputs.references:
@@ -282,6 +287,8 @@ def record_launch(
     }  # fmt: skip
     text = np.frombuffer((module.text or str(module)).encode(), np.uint8)
     content = pack_archive(header, {"text": text, "parameters": parameters.reshape(-1), **arrays})
+    if len(content) > MAX_FILE_BYTES or any(array.nbytes >= MAX_ARRAY_BYTES for array in arrays.values()):
+        raise Unsupported(f"record_launches: {kernel.entry.name} has {len(content):,} packed bytes; {MAX_FILE_BYTES:,} can be read back")
     with _recorders_guard:
         recorders = tuple(_recorders)
     for recorder in recorders:
@@ -326,14 +333,29 @@ def read_launch(path: str | Path) -> RecordedLaunch:
         DamagedFile: The file is truncated, changed or of another kind.
         OSError: The file cannot be read.
     """
-    path = Path(path)
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise DamagedFile(f"{path} has {path.stat().st_size:,} bytes; a launch has {MAX_FILE_BYTES:,} at most")
+    content = read_launch_file(Path(path))
     try:
-        return _parse_launch(*unpack_archive(path.read_bytes(), MEMBER_NAMES, largest=MAX_ARRAY_BYTES))
+        return _parse_launch(*unpack_archive(content, MEMBER_NAMES, largest=MAX_ARRAY_BYTES, max_directory=MAX_DIRECTORY_BYTES))
     except Exception as error:  # a hostile file finds more ways to fail than can be listed
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise DamagedFile(f"{path} is damaged, or no recorded launch: {reason}") from error
+
+
+def read_launch_file(path: Path) -> bytes:
+    """Return the bytes of a launch's file. Raises DamagedFile for one that is too large or not regular, such as a FIFO, and OSError."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedFile(f"{path} is not a regular file")
+    if found.st_size > MAX_FILE_BYTES:
+        raise DamagedFile(f"{path} has {found.st_size:,} bytes; a launch has {MAX_FILE_BYTES:,} at most")
+    return path.read_bytes()
+
+
+def check_parameters(launch: RecordedLaunch, parameters: Sequence[Variable]) -> None:
+    """Raise DamagedFile unless a launch has the entry's parameters: the driver reads as many bytes as the PTX says."""
+    expected, found = [byte_size(each) for each in parameters], [size for _, size in launch.places]
+    if found != expected:
+        raise DamagedFile(f"parameters: the launch has {found} bytes, and {launch.entry} in its PTX {expected}")
 
 
 def _parse_launch(header: Any, members: dict[str, bytes]) -> RecordedLaunch:
@@ -362,6 +384,8 @@ def _parse_launch(header: Any, members: dict[str, bytes]) -> RecordedLaunch:
         raise DamagedFile("cooperative and fmad are true or false")
     if not all(isinstance(found[name], str) for name in ("entry", "target")):
         raise DamagedFile("entry and target are texts")
+    if not "".join((found["entry"], found["target"], *(name for name, _ in sizes))).isprintable():
+        raise DamagedFile("a name has a line break or another control character")
     cluster = None if found["cluster"] is None else read_dimensions("cluster", found["cluster"])
     return RecordedLaunch(
         text, found["entry"], found["target"], read_dimensions("grid", found["grid"]), read_dimensions("block", found["block"]), cluster,

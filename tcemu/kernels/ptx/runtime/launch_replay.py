@@ -29,13 +29,21 @@ from tcemu.base.results import Result, Table
 from tcemu.base.saved_files import DamagedFile, check_saved, parse_json
 from tcemu.engine.backends.native.gpu_runner import call_driver, gpu
 from tcemu.kernels.ptx.runtime.kernel_arguments import POINTER_BYTES
-from tcemu.kernels.ptx.runtime.launch_records import FILE_NAME, RecordedLaunch, list_launches, read_launch
+from tcemu.kernels.ptx.runtime.launch_records import (
+    FILE_NAME,
+    RecordedLaunch,
+    check_parameters,
+    list_launches,
+    read_launch,
+    read_launch_file,
+)
 from tcemu.kernels.ptx.runtime.launch_shape import Dimensions
 from tcemu.kernels.ptx.simt.tensor_maps import INTERLEAVES, MAP_BYTES, SWIZZLES, TensorMap
+from tcemu.kernels.ptx.text.parser import parse
 
 KIND, VERSION = "tcemu replayed launch", 1
 EQUAL, DIFFERENT, UNSTABLE, FAILED, SKIPPED = "equal", "different", "depends on the run", "failed", "not launched"
-LAUNCH_SECONDS = 30.0  # until a launch counts as one that does not terminate
+LAUNCH_SECONDS, MAX_SECONDS = 30.0, 86_400.0  # until a launch counts as one that does not terminate
 GPU = "tcemu.kernels.ptx.runtime.launch_replay:open_gpu"
 PARAMETER_ALIGNMENT = 128
 MAX_MESSAGE = 500  # characters of a message
@@ -149,8 +157,10 @@ def replay_launches(
     Raises:
         Unsupported: There is no GPU, or cuda-core is missing.
         FolderInUse: Another replay writes to `out`.
-        ValueError: The folder has no launches.
+        ValueError: The folder has no launches, or `seconds` is not a positive number up to a day.
     """
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"seconds: got {seconds:g}; expected more than 0, and {MAX_SECONDS:,.0f} at most")
     paths = list_launches(folder)
     if not paths:
         raise ValueError(f"folder: {folder} has no launches; tcemu.ptx.record_launches writes them, as {FILE_NAME.pattern}")
@@ -179,10 +189,15 @@ def _replay(
         try:
             opened = worker.read(10 * seconds)
             if opened is None or "refused" in opened:
-                raise Unsupported(f"gpu: {(opened or {}).get('refused') or worker.last_words()}")
+                raise Unsupported((opened or {}).get("refused") or f"gpu: {worker.last_words()}")
             while pending:
                 path = pending[0]
-                digest = sha256(path.read_bytes()).hexdigest()
+                try:
+                    digest = sha256(read_launch_file(path)).hexdigest()
+                except (DamagedFile, OSError) as error:
+                    pending.pop(0)
+                    keep(path, ReplayedLaunch(path.name, "", FAILED, message=str(error)[:MAX_MESSAGE], device=opened["device"]))
+                    continue
                 stored = None if out is None else _read_result(_result_path(out, path), digest, opened["device"])
                 if stored is not None:
                     keep(pending.pop(0), stored, stored=True)
@@ -211,6 +226,9 @@ def _read_result(path: Path, digest: str, device: str) -> ReplayedLaunch | None:
     remove_leftovers(path)
     try:
         found = check_saved("result", parse_json(path.read_bytes()), KIND, VERSION, tuple(ReplayedLaunch.__dataclass_fields__))
+        numbers = ("words", "differing")
+        if any(type(value) is not (int if name in numbers else str) for name, value in found.items() if name not in ("kind", "version")):
+            return None
         result = ReplayedLaunch(**{name: found[name] for name in ReplayedLaunch.__dataclass_fields__})
         return result if (result.digest, result.device) == (digest, device) else None
     except (OSError, DamagedFile):
@@ -221,11 +239,14 @@ def _read_result(path: Path, digest: str, device: str) -> ReplayedLaunch | None:
 
 
 class _Worker:
-    """A process that repeats launches: it reads paths, and answers each with a line of JSON."""
+    """A process that repeats launches: it reads paths in JSON, one a line, and answers each with a line of JSON."""
 
     def __init__(self, device: str) -> None:
-        command, pipe = [sys.executable, "-m", __name__, device], subprocess.PIPE
+        # -P and the path of this process: a module in the working directory, which may be the folder of launches, must not run
+        command, pipe = [sys.executable, "-P", "-m", __name__, device], subprocess.PIPE
+        path = [*(each or os.getcwd() for each in sys.path), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ  # JAX would take most of the GPU's memory
+        environment["PYTHONPATH"] = os.pathsep.join(path)
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8", errors="replace", env=environment
         )
@@ -260,7 +281,7 @@ class _Worker:
         """Let the process repeat a launch, and return its answer."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(f"{path}\n")
+            self.process.stdin.write(f"{json.dumps(str(path))}\n")
             self.process.stdin.flush()
         except OSError:  # the process has ended
             pass
@@ -287,7 +308,7 @@ class _Worker:
 
 
 def work(device_name: str) -> None:
-    """Repeat the launches whose paths come on standard input, one a line, and print an answer for each."""
+    """Repeat the launches whose paths come on standard input, one a line in JSON, and print an answer for each."""
     module, _, function = device_name.partition(":")
     try:
         device: LaunchDevice = getattr(import_module(module), function)()
@@ -296,7 +317,7 @@ def work(device_name: str) -> None:
         return
     print(json.dumps({"device": device.name}), flush=True)
     for line in sys.stdin:
-        usable, result = _replay_one(Path(line.rstrip("\n")), device)
+        usable, result = _replay_one(Path(json.loads(line)), device)
         print(json.dumps({"usable": usable, "result": result}), flush=True)
         if not usable:
             return
@@ -311,6 +332,10 @@ def _replay_one(path: Path, device: LaunchDevice) -> tuple[bool, dict[str, Any]]
     if launch.target != device.target:
         message = f"its words are those of {launch.target}, and this device is {device.target}"
         return True, {"entry": launch.entry, "status": SKIPPED, "message": message}
+    try:
+        check_parameters(launch, parse(launch.text).functions[launch.entry].parameters)
+    except (KeyError, ValueError) as error:
+        return True, {"entry": launch.entry, "status": FAILED, "message": f"its PTX or entry: {error}"[:MAX_MESSAGE]}
     try:
         made = [device(launch, case) for case in range(launch.cases)]
         result = compare_launch(launch, made)

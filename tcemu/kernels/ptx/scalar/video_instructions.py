@@ -44,7 +44,7 @@ def plain_statement(statement: Statement) -> Statement:
     """Return a statement with whole registers as operands; the opcode tells it from others, since it has their parts."""
     if not any(isinstance(operand, Part) for operand in statement.operands):
         return statement
-    parts = [str(operand).replace(str(operand.register), "") if isinstance(operand, Part) else "" for operand in statement.operands]
+    parts = [f"{'-' * each.negated}{each.selector}" if isinstance(each, Part) else "" for each in statement.operands]
     operands = tuple(operand.register if isinstance(operand, Part) else operand for operand in statement.operands)
     return replace(statement, opcode=f"{statement.opcode} {','.join(parts)}", operands=operands)
 
