@@ -560,7 +560,7 @@ def attribute(
     rtol: float = 0.0,
     out: str | Format | None = None,
     law: str | Draw = "normal",
-    gpus: Sequence[str] = GPUS,
+    gpus: str | Sequence[str] = GPUS,
     slices: Sequence[int] = SLICE_COUNTS,
     recipes: Mapping[str, KernelRecipe | Recipe] | None = None,
     draws: int = DRAWS,
@@ -586,7 +586,7 @@ def attribute(
         out: Format of the outputs, f32, f16 or bf16. None: that of the operands, and bf16 for FP8.
         law: Law of the operands' elements before they are rounded: "normal" (0, 1), "normal(MEAN, DEVIATION)", "uniform" (0 to 1),
             "uniform(LOW, HIGH)", or a function of a NumPy generator and a shape.
-        gpus: Names of GPUs or targets.
+        gpus: Names of GPUs or targets; one name alone is a text.
         slices: Numbers of slices of K.
         recipes: More sides by name, which are compared with all references.
         draws: Number of draws, of at most 48 x 48 outputs each.
@@ -615,6 +615,7 @@ def attribute(
     if ranges.get("differing", (0, 0))[0] > 1:
         raise ValueError(f"differing={differing!r}: expected a share from 0 to 1, as 0.0038 for 0.38 %")
     report = _Report(ranges, (m, n), slack, atol, rtol, relative_above)
+    gpus = (gpus,) if isinstance(gpus, str) else tuple(gpus)
     sides = [*list_sides(operands, result, (m, n, k), gpus, slices)]
     sides += [Side(name, "given", _any_shape(recipe)) for name, recipe in (recipes or {}).items()]
     draw, size = parse_law(law), (min(m, MAX_ROWS), min(n, MAX_ROWS))

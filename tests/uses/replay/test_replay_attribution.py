@@ -203,7 +203,7 @@ def test_libraries_and_given_recipes_are_sides():
     from tcemu.replay import get_kernel_recipe
 
     order = get_kernel_recipe("torch-f16", 64, 64, 8192)
-    found = attribute((64, 64, 8192), "f16", gpus=("H200",), slices=(2,), draws=1, recipes={"mine": order})
+    found = attribute((64, 64, 8192), "f16", gpus="H200", slices=(2,), draws=1, recipes={"mine": order})
     assert found.find("torch-f16 on NVIDIA H200, measured", "exact").differing == found.find("mine", "exact").differing
     assert found.consistent == found.pairs  # nothing was reported
 

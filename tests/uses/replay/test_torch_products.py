@@ -185,6 +185,7 @@ ARRIVAL = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x64x8_stage3_warpsize
         (TorchProduct("float32", 8, 64, 8), [Launch("my_kernel")], "no row of KERNELS knows"),
         (TorchProduct("float32", 8, 64, 8), [Launch(SPLIT)], "expected one kernel of a product"),
         (TorchProduct("float32", 24, 16384, 1024, layout="rc"), [Launch("gpu_memset"), Launch(ARRIVAL, (1, 16, 33))], "the order is open"),
+        (TorchProduct("float32", 8, 64, 8), [Launch("gemmSN_NN_kernel<float, 1, 0, ")], "has a size of 0"),
         (TorchProduct("float32", 1, 1024, 384), None, "a recording of its kernels with their grids would teach it"),
     ],
 )

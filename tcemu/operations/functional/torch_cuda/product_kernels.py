@@ -283,7 +283,10 @@ def order_of_kernels(launches: Sequence[Launch], call: TorchProduct) -> ProductO
             f"{call}: no row of KERNELS knows the order of {launch.name[:100]}; tcemu.replay.fingerprint finds it where that GPU is"
         )
     ((row, match),) = found
-    order = row.order(match, launch, call)
+    try:
+        order = row.order(match, launch, call)
+    except ZeroDivisionError:
+        raise NotModelled(f"{call}: {launch.name[:100]} with the grid {launch.grid} and blocks of {launch.block} has a size of 0") from None
     reduced, cleared = (any(re.search(pattern, name) for name in names) for pattern in (REDUCTION, CLEARED))
     split = order.slices.dealt is not None or len(order.slices.edges) > 2
     merge = Merge()
