@@ -42,6 +42,8 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
 }  # fmt: skip
 
 CONTAINERS = {  # which functions fill, each with its bound and the reason for it
+    "operations/functional/torch_cuda/numpy_evaluation.py: _programs": "cleared beyond 512",
+    "kernels/ptx/runtime/launch_records.py: _recorders": "the recorders that are open",
     "engine/backends/llvm/xla_call.py: _registered": "one for each kernel: XLA keeps its handler as long as the process",
     "base/stored_code.py: _host_calls": "one for each kernel that XLA keeps",
     "base/stored_code.py: _running": "a compilation leaves it when it ends",

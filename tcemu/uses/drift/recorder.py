@@ -277,7 +277,7 @@ def _torch_environment(torch: Any) -> dict[str, Any]:
 def _driver() -> str | None:
     """Return the version of the NVIDIA driver."""
     try:
-        words = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split()
+        words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split("\n")[0].split()
     except OSError:
         return None
     return next((word for word in words if word.count(".") >= 1 and word.replace(".", "").isdigit()), None)

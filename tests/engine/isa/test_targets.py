@@ -135,10 +135,10 @@ def facts(one: tcemu.fuzz.Implementation) -> tuple:
 
 
 def taking_a_target() -> set[str]:
-    """By its parameter `target`; that of `formats.convert` is a format, and those of `ptx.Module` and of claims are what a file says."""
+    """By its parameter `target`. That of `formats.convert` is a format; those of modules, launches and claims are a file's words."""
     found = {name: inspect.signature(value).parameters.get("target") for name, value in public_objects().items()}
     taking = {name for name, parameter in found.items() if parameter is not None and "Format" not in str(parameter.annotation)}
-    return taking - {"ptx.Module", "study.Claim", "study.Quantity"}
+    return taking - {"ptx.Module", "ptx.RecordedLaunch", "study.Claim", "study.Quantity"}
 
 
 def test_the_table_names_targets_that_are():

@@ -169,6 +169,8 @@ def product_of(x: float, y: float) -> float:
 
 @proves(
     "specials.add_specials",
+    "specials.own_special",
+    "specials.sum_products",
     "specials.is_special",
     "specials.special_code",
     "specials.code_of_class",

@@ -23,7 +23,7 @@ from tcemu.operations.functional.torch_cuda.sorting import sort, topk
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torch_rows_census
-from torch_census import compute, is_equal, kind, recorded
+from torch_census import is_equal, kind, recorded
 
 from tcemu.engine.arithmetic.sum_tree import Chain, Join
 from tcemu.engine.formats.number_formats import BF16, F16, F32
@@ -130,7 +130,6 @@ STATE = AdamState(np.zeros(5, np.float32), np.zeros(5, np.float32))
         (lambda: sgd_step(ONE, ONE, form="capturable"), "capturable"),
         (lambda: nll_loss(np.ones((2, 3), np.float32), np.zeros(2, int), reduction="batchmean"), "batchmean"),
         (lambda: cross_entropy(np.ones((2, 1), np.float32), np.zeros(2, int), np.ones(1, np.float32), label_smoothing=0.1), "smoothing"),
-        (lambda: compute("matmul|mm|f32|3x8x8"), "no rule"),
     ],
 )  # fmt: skip
 def test_what_has_no_rule_is_named(call, said):

@@ -92,7 +92,7 @@ def test_other_files_are_refused_by_name():
         ({"backward": 3}, "recipe.backward: got 3"),
         ({"backward": {"dA": plain}}, "missing"),
         ({"a": {"scaling": "none"}}, "a: missing"),
-        ({"name": None}, "name=None"),
+        ({"name": None}, "recipe.name: got None; expected text"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             Recipe.from_json(json.dumps(plain | change))
