@@ -62,7 +62,7 @@ TESTS = {
     "rounding": ("proofs/test_rounding_proofs", "arithmetic/test_step_formulas", "proofs/test_bounded_proofs"),
     "specials": ("proofs/test_decoding_proofs", "arithmetic/test_whole_steps"),
     "values": ("proofs/test_renderers", "arithmetic/test_step_formulas", "proofs/test_quantizing_proofs", "proofs/test_general_proofs"),
-    "loops": ("backends/test_llvm_small", "backends/test_llvm_groups", "backends/test_llvm_steps"),
+    "loops": ("backends/test_llvm_small", "../uses/fuzz/test_draw_kernel", "backends/test_llvm_groups", "backends/test_llvm_steps"),
     "cuda": ("backends/test_cuda_registers", "backends/test_cuda"),
 }
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
