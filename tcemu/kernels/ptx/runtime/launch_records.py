@@ -29,7 +29,7 @@ from tcemu.kernels.ptx.text.module import Module, Variable
 from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype
 
 KIND, VERSION = "tcemu launch", 1
-FILE_NAME = re.compile(r"\d{6}_\w+\.npz")
+FILE_NAME = re.compile(r"\d{6,}_\w+\.npz")
 MEMBER_NAMES = re.compile(r"(header|text|parameters|(before|after)_\d{1,4})\.npy")
 MAX_FILE_BYTES = MAX_ARRAY_BYTES = 1 << 32
 MAX_ARRAYS, MAX_DIRECTORY_BYTES = 10_000, 1 << 21  # that MEMBER_NAMES can number, and the directory of a zip with so many
@@ -317,7 +317,8 @@ def _plain_value(value: Any) -> Any:
 
 def list_launches(folder: str | Path) -> list[Path]:
     """Return the files of a folder of launches, in the order of the launches."""
-    return sorted(path for path in Path(folder).iterdir() if FILE_NAME.fullmatch(path.name))
+    found = (path for path in Path(folder).iterdir() if FILE_NAME.fullmatch(path.name))
+    return sorted(found, key=lambda path: (int(path.name.partition("_")[0]), path.name))
 
 
 def read_launch(path: str | Path) -> RecordedLaunch:
