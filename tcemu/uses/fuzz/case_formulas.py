@@ -238,7 +238,7 @@ def accumulator_kind(case: DrawnCase[V]) -> tuple[KindValues[V], V]:
 
 
 class Features(NamedTuple):
-    """What may occur among some elements. A formula leaves out the rest."""
+    """The kinds of values that may occur among some elements. A formula leaves out the others."""
 
     edge: bool = True  # edge fractions
     zero: bool = True

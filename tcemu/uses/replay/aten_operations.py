@@ -197,10 +197,6 @@ def lies_transposed(x: np.ndarray) -> bool:
 # ---- elementwise
 
 
-def _number(x: Any) -> np.float32:
-    return np.float32(x)
-
-
 def _operands(call: Call, names: Sequence[str]) -> tuple[np.dtype, list[Any]]:
     """Return the common dtype, and the operands in f32: tensors are rounded to the common dtype first, numbers are not.
 
@@ -211,7 +207,7 @@ def _operands(call: Call, names: Sequence[str]) -> tuple[np.dtype, list[Any]]:
     dtype = common_dtype(given)
     if dtype not in FLOATS:
         raise NotModelled(f"{call.name}: got operands of {dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
-    return dtype, [x.astype(dtype).astype(F32) if isinstance(x, np.ndarray) else _number(x) for x in given]
+    return dtype, [x.astype(dtype).astype(F32) if isinstance(x, np.ndarray) else np.float32(x) for x in given]
 
 
 def _round(call: Call, x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -57,7 +57,7 @@ MAP_TYPES = {
 
 @dataclass(frozen=True)
 class ReplayedLaunch:
-    """What a GPU made of a recorded launch.
+    """The result of a recorded launch that a GPU repeated.
 
     Attributes:
         name: Name of the launch's file.
@@ -121,7 +121,7 @@ class LaunchReplays(Result):
 
 
 class LaunchDevice(Protocol):
-    """What repeats a launch: a GPU, or in tests an emulation of one."""
+    """Repeats launches: on a GPU, or in tests by an emulation of one."""
 
     target: str
     name: str  # with its driver

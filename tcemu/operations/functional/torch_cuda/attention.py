@@ -36,7 +36,7 @@ CUDNN_HIDDEN = -65504.0  # what PyTorch adds for a hidden key before cuDNN, in b
 
 
 class AttentionCall(NamedTuple):
-    """What PyTorch's choice of a backend depends on.
+    """The facts on which PyTorch's choice of a backend depends.
 
     Attributes:
         query: Shape of the queries, [batch, heads, queries, size].

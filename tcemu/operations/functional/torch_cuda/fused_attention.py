@@ -58,7 +58,7 @@ class FusedKernel(NamedTuple):
 
 
 class OnlineSoftmax(NamedTuple):
-    """How a kernel computes a row's softmax from block to block.
+    """The form in which a kernel computes a row's softmax from block to block.
 
     Attributes:
         descending: The blocks are taken from the last one.
@@ -106,8 +106,8 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> Fuse
     if not 1 <= size <= LARGEST_HEAD:
         raise NotModelled(f"{name}: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/fused_attention.py)")
     if name == "flash":
-        splits = split_count(batch * heads * -(-queries // 64), 2 * GPUS[gpu][0], -(-keys // _keys_for(SPLIT_KEYS, size)))
-        return FusedKernel(name, _keys_for(SPLIT_KEYS if splits > 1 else FLASH_KEYS, size), 16, splits)
+        splits = split_count(batch * heads * -(-queries // 64), 2 * GPUS[gpu][0], -(-keys // _block_keys(SPLIT_KEYS, size)))
+        return FusedKernel(name, _block_keys(SPLIT_KEYS if splits > 1 else FLASH_KEYS, size), 16, splits)
     if name == "efficient":
         if size % 8 or (size > 128 and size % 32):
             raise NotModelled(
@@ -122,7 +122,7 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> Fuse
     return FusedKernel(name, 128, 16)
 
 
-def _keys_for(table: dict[int, int], size: int) -> int:
+def _block_keys(table: dict[int, int], size: int) -> int:
     return next(keys for most, keys in table.items() if size <= most)
 
 
@@ -190,7 +190,7 @@ class RowState(NamedTuple):
 
 
 class BlockResult(NamedTuple):
-    """What a block's softmax gives."""
+    """The results of a block's softmax."""
 
     state: RowState
     p: Array  # [rows, keys], codes of the operands' format

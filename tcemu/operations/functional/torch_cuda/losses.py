@@ -57,13 +57,7 @@ def _weights(fmt: Format, target: Array, weight: ArrayLike | None, ignore_index:
     return counts, Value(values.codes[jnp.where(counts, target, 0)])
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "reduction",
-        "ignore_index",
-    ),
-)
+@partial(jax.jit, static_argnames=("reduction", "ignore_index"))
 def nll_loss(
     x: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean", ignore_index: int = -100
 ) -> tuple[Array, Array]:
@@ -101,13 +95,7 @@ def nll_loss(
     return result_array(loss, fmt), result_array(total_weight, fmt)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "reduction",
-        "ignore_index",
-    ),
-)
+@partial(jax.jit, static_argnames=("reduction", "ignore_index"))
 def nll_loss_backward(
     grad: ArrayLike,
     x: ArrayLike,
@@ -146,15 +134,7 @@ def nll_loss_backward(
     return result_array(where(hit, Value(each.codes[:, None]), 0.0), fmt)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "reduction",
-        "ignore_index",
-        "label_smoothing",
-        "gpu",
-    ),
-)
+@partial(jax.jit, static_argnames=("reduction", "ignore_index", "label_smoothing", "gpu"))
 def cross_entropy(
     x: ArrayLike,
     target: ArrayLike,
@@ -205,14 +185,7 @@ def _count(target: ArrayLike, ignore_index: int, fmt: Format) -> Value:
     return round_value(Value(lax.bitcast_convert_type(count, jnp.uint32)), fmt)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "reduction",
-        "ignore_index",
-        "label_smoothing",
-    ),
-)
+@partial(jax.jit, static_argnames=("reduction", "ignore_index", "label_smoothing"))
 def cross_entropy_backward(
     grad: ArrayLike,
     x: ArrayLike,

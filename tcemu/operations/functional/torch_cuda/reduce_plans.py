@@ -90,7 +90,7 @@ def reduce_launch(call: ReduceCall) -> ReduceLaunch:
 
 
 class ReduceLayout(NamedTuple):
-    """How a reduction sees a contiguous array.
+    """The axes of a contiguous array as a reduction takes them.
 
     Attributes:
         reduced: The axes of the terms, in the order in which they are counted, the slowest first.

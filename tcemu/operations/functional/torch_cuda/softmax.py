@@ -38,7 +38,7 @@ SPATIAL_LANES, LEAST_SHARED_AXIS = 64, 64  # neighbours up to which, and length 
 
 
 class RowKernel(NamedTuple):
-    """How a kernel reduces a row of the last axis.
+    """The form in which a kernel reduces a row of the last axis.
 
     Attributes:
         vector: Elements of a vector; 1: single elements.
@@ -160,14 +160,7 @@ def _reducer(along: Axis, kernel: Callable[[], RowKernel]) -> Callable[[str, Arr
     return lambda kind, terms: Value(reduce_tree_values(kind, tree, terms))
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "axis",
-        "log",
-        "dtype",
-    ),
-)
+@partial(jax.jit, static_argnames=("axis", "log", "dtype"))
 def softmax(x: ArrayLike, axis: int = -1, *, log: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Compute the softmax along an axis, or its logarithm, as PyTorch's kernels do.
 
@@ -204,14 +197,7 @@ def log_softmax(x: ArrayLike, axis: int = -1, *, dtype: DTypeLike | None = None)
     return softmax(x, axis, log=True, dtype=dtype)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "axis",
-        "log",
-        "dtype",
-    ),
-)
+@partial(jax.jit, static_argnames=("axis", "log", "dtype"))
 def softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, log: bool = False, dtype: DTypeLike | None = None) -> Array:
     """Compute the gradient of `softmax` from its result, as PyTorch's kernels do (`_softmax_backward_data`).
 
@@ -249,13 +235,7 @@ def log_softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, dtype
     return softmax_backward(grad, y, axis, log=True, dtype=dtype)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "axis",
-        "gpu",
-    ),
-)
+@partial(jax.jit, static_argnames=("axis", "gpu"))
 def logsumexp(x: ArrayLike, axis: int = -1, *, gpu: str = "H200") -> Array:
     """Compute the logarithm of the sum of powers along an axis, as PyTorch does: a maximum, a difference, powers, a sum.
 
