@@ -162,10 +162,8 @@ class SmallProducts:
         self.tops = b.allocate(self.lanes, small.n * small.group)
 
     def shares_factors(self, other: SmallProducts) -> bool:
-        """Returns whether another model multiplies the same values, in whichever order."""
-        of_values = lambda kernel: (kernel.small.a, kernel.small.b, kernel.form.step.is_narrow)
-        same = of_values(self) == of_values(other) and None not in self.x.elements and None not in other.x.elements
-        return same and (self.form.step.is_narrow or (self.x.format, self.y.format) == (other.x.format, other.y.format))
+        """Returns whether another model of the same operands multiplies the same elements, in whichever order, without padding."""
+        return None not in (*self.x.elements, *other.x.elements)
 
     def load(self, pointers: list[Value], products: list[list[Value]], others: Sequence[SmallProducts] = ()) -> None:
         """Loads and decodes the operands.
