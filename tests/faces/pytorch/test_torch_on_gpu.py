@@ -243,18 +243,18 @@ def test_what_the_gpu_leaves_open_is_not_known(run, said):
         run()
 
 
-def test_other_switches_of_products_are_not_known(monkeypatch):
-    x = torch.ones(16, 16)
+def test_other_switches_of_products_are_not_known():
+    x, precision = torch.ones(16, 16), torch.get_float32_matmul_precision()
     with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False)
-        with pytest.raises(NotModelled, match="allow_bf16_reduced_precision_reduction=False"):
-            x.bfloat16() @ x.bfloat16()
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
         try:
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.set_float32_matmul_precision("high")
+            with pytest.raises(NotModelled, match="allow_bf16_reduced_precision_reduction=False"):
+                x.bfloat16() @ x.bfloat16()
             with pytest.raises(NotModelled, match="TF32 have no rule"):
                 x @ x
         finally:
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
             torch.set_float32_matmul_precision(precision)
 
 
