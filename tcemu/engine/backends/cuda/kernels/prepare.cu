@@ -53,7 +53,12 @@ template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void p
         if (factors[t].exponent != ZERO_EXPONENT) top = max(top, min(factors[t].exponent, SPECIAL_TOP));
     }
     if (SUMMED && top > MOST_OF_SCALE) top = SPECIAL_TOP;
-    if constexpr (SUMMED)
+    if constexpr (OWN_BITS != 0) {
+#pragma unroll
+        for (int t = 0; t < TERMS; ++t)
+            *(u32 *)(to + Part::values + (IS_A ? Part::in_repeated_of_a(line, t) : Part::in_repeated_of_b(line, t))) =
+                (u32)FORMAT::bf16(factors[t]) * 0x10001;
+    } else if constexpr (SUMMED)
         store_fragments<IS_A>(to + Part::values, line, [&](int t) { return (u32)FORMAT::bf16(factors[t]); });
     else
         store_products<FORMAT, Part>(to, line, factors, top);
