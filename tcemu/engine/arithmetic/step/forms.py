@@ -475,11 +475,11 @@ class AnchoredForm(NamedTuple):
             own_bits: Fraction bits of the tensor core's own steps of bf16, whose terms and results are truncated; 0: there are none.
         """
         n, spare = self.numbers, own_bits - F32.mantissa_bits
-        single = not (self.wide or self.relative or n.summed or n.terms % 16)
+        if not 0 <= spare < REPEATS.bit_length() or self.wide or self.relative or n.summed or n.terms % 16:
+            return False
         exact = max(self.a.mantissa_bits, self.b.mantissa_bits) <= BF16.mantissa_bits
         sums = REPEATS * n.terms << (n.fraction_bits + 2)  # below half a binade of the anchor
-        fits = sums <= 1 << (own_bits - 1) and self.most + self.up + spare <= F32.max_exponent
-        return single and exact and 0 <= spare <= REPEATS.bit_length() - 1 and fits
+        return exact and sums <= 1 << (own_bits - 1) and self.most + self.up + spare <= F32.max_exponent
 
     def exponent_limit(self, k: int) -> int:
         """The largest sum of the max exponents of a row and a column in a step of which no sum of k products leaves the binades."""

@@ -70,8 +70,7 @@ def tile_numbers(form: AnchoredForm | None) -> TileNumbers | None:
 def step_bytes(n: StepNumbers, tiles: TileNumbers) -> int:
     """Returns the bytes of one line in a step, as `prepare` makes it."""
     powers, wide = 2 * max(8, n.terms), tiles.form.wide
-    values = 4 * n.terms if tiles.own_bits else powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms
-    return 4 + 4 * tiles.form.relative + powers + values
+    return 4 + 4 * tiles.form.relative + powers + (powers if tiles.in_bf16 else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
 def _arrangements(n: StepNumbers, wide: bool, small: bool = False, own_bits: int = 0) -> tuple[dict[str, int], ...]:

@@ -2,9 +2,8 @@
 // columns of B, that a block of `tile` takes; what it makes lies together, in sections of which `Prepared` has the places.
 // The bytes, powers and values of factors are those of tcemu/engine/arithmetic/step/anchored.py:
 //
-//   values     of each factor, f32 or f64; 16 bytes of a line (a row or a column), then the next line's. Where products are summed in groups,
-//              they are bf16 in the order of the fragments; where a tensor core truncates products, each is twice in a word, in the order of
-//              `in_repeated_of_a`. There are no low bits and signs then
+//   values     of each factor, f32 or f64; 16 bytes of a line (a row or a column), then the next line's. Where a tensor core multiplies them,
+//              they are bf16 in the order of its fragments, and there are no low bits and signs
 //   low bits   of each factor a byte: the exponent of its lowest bit that is not 0, so counted that it is 0 at the least; ABSENT for a zero
 //   signs      of each factor a byte, 0x80 if it is negative
 //   powers     of each factor 2^(BASE * exponent + ...) in bf16, in the order of the fragments of `mma`
@@ -24,7 +23,7 @@ constexpr int RUN = KP < 32 ? KP : 32;  // products whose fragments of B lie tog
 // Where things are in a step of so many lines, in bytes
 template <int LINES> struct Prepared {
     static constexpr int of_bytes = IN_BF16 ? 0 : LINES * TERMS, of_fragments = LINES * KP * 2;
-    static constexpr int values = 0, low_bits = values + (SUMMED ? of_fragments : LINES * TERMS * WORD), signs = low_bits + of_bytes,
+    static constexpr int values = 0, low_bits = values + (IN_BF16 ? of_fragments : LINES * TERMS * WORD), signs = low_bits + of_bytes,
                          powers = signs + of_bytes, tops = powers + of_fragments, near = tops + LINES * 4,
                          bytes = near + (RELATIVE ? LINES * 4 : 0);
     static __device__ __forceinline__ int value(int line, int k) { return k * WORD / 16 * (LINES * 16) + line * 16 + k * WORD % 16; }
@@ -39,21 +38,19 @@ template <int LINES> struct Prepared {
         const int lane = line % 8 * 4 + k % 8 / 2, tile = line / 8;
         return ((k / RUN * (LINES / 8) + tile) * 32 + lane) * (RUN / 2) + k % RUN / 8 * 4 + k % 2 * 2;
     }
-    // Where a repeated factor lies. An instruction takes four products, one of each of the four lanes of a line; of A the rows g, g + 8
+    // Where a factor lies that an instruction takes in each of the four lanes of a line: four products, of A for the rows g and g + 8
     static __device__ __forceinline__ int in_repeated_of_a(int line, int k) {
-        const int lane = line % 8 * 4 + k % 4;
-        return ((line / 16 * (TERMS / 8) + k / 8) * 32 + lane) * 16 + k % 8 / 4 * 8 + line % 16 / 8 * 4;
+        return ((line / 16 * (TERMS / 4) + k / 4) * 8 + line % 8) * 16 + k % 4 / 2 * 8 + line % 16 / 8 * 4 + k % 2 * 2;
     }
     static __device__ __forceinline__ int in_repeated_of_b(int line, int k) {
-        const int lane = line % 8 * 4 + k % 4;
-        return ((line / 8 * (TERMS / 16) + k / 16) * 32 + lane) * 16 + k % 16 / 4 * 4;
+        return ((line / 8 * (TERMS / 8) + k / 8) * 8 + line % 8) * 16 + k % 8 * 2;
     }
-    // a lane's part of 8 repeated products of A from k on, of 16 of B
+    // a lane's part of four repeated products of A from k on, of eight of B
     static __device__ __forceinline__ Words4 repeated_of_a(const u8 *section, int tile, int k, int lane) {
-        return *(const Words4 *)(section + ((tile * (TERMS / 8) + k / 8) * 32 + lane) * 16);
+        return *(const Words4 *)(section + ((tile * (TERMS / 4) + k / 4) * 8 + lane / 4) * 16);
     }
     static __device__ __forceinline__ Words4 repeated_of_b(const u8 *section, int tile, int k, int lane) {
-        return *(const Words4 *)(section + ((tile * (TERMS / 16) + k / 16) * 32 + lane) * 16);
+        return *(const Words4 *)(section + ((tile * (TERMS / 8) + k / 8) * 8 + lane / 4) * 16);
     }
     // a lane's part of the fragments of 16 products from k on
     static __device__ __forceinline__ Words4 fragment_of_a(const u8 *section, int tile, int k, int lane) {
