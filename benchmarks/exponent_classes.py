@@ -33,17 +33,17 @@ def take_apart(codes: np.ndarray) -> Factors:
     return Factors(np.where(codes & 128, -size, size), exponent, low_bit)
 
 
-def rank(table: np.ndarray) -> int:
-    """The rank modulo a prime: no more than the rank of the integers."""
-    rows, found = table % PRIME, 0
+def rank(table: np.ndarray, prime: int) -> int:
+    """The rank modulo a prime: no more than that of the integers. Modulo 2: no more than sums that wrap at a power of two need."""
+    rows, found = table % prime, 0
     for column in range(rows.shape[1]):
         pivots = np.flatnonzero(rows[found:, column])
         if len(pivots) == 0:
             continue
         rows[[found, found + pivots[0]]] = rows[[found + pivots[0], found]]
-        rows[found] = rows[found] * pow(int(rows[found, column]), -1, PRIME) % PRIME
+        rows[found] = rows[found] * pow(int(rows[found, column]), -1, prime) % prime
         below = rows[found + 1 :]
-        rows[found + 1 :] = (below - below[:, column : column + 1] * rows[found] % PRIME) % PRIME
+        rows[found + 1 :] = (below - below[:, column : column + 1] * rows[found] % prime) % prime
         found += 1
         if found == len(rows):
             break
@@ -113,12 +113,13 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=4096)
     args = parser.parse_args()
     lines = []
-    print("rank of the table of truncated products, of magnitudes in the upper binades of e4m3; in brackets, how many magnitudes there are")
+    print("rank of the table of truncated products, of magnitudes in the upper binades of e4m3")
     for binades in (15, 10, 7, 4):
-        ranks = {top: rank(truncated_table(top - FRACTION_BITS, binades)) for top in range(-12, 31)}
-        most, sizes = max(ranks.values()), len(truncated_table(0, binades))
-        at = [top for top, found in ranks.items() if found == most]
-        print(f"{binades:3} binades: at most {most} ({sizes}), at E = {at[0]} to {at[-1]}; E = 10, 16, 20: {ranks[10]}, {ranks[16]}, {ranks[20]}")
+        tables = {top: truncated_table(top - FRACTION_BITS, binades) for top in range(-12, 31)}
+        ranks = {name: {top: rank(table, prime) for top, table in tables.items()} for name, prime in (("rational", PRIME), ("modulo 2", 2))}
+        most = {name: max(found.values()) for name, found in ranks.items()}
+        sizes, at = len(tables[0]), {top: found for top, found in ranks["rational"].items() if top in (10, 16, 20)}
+        print(f"{binades:3} binades: at most {most['rational']} of {sizes}, modulo 2 {most['modulo 2']}; by exponent of the step: {at}")
         lines.append({"binades": binades, "magnitudes": sizes, "ranks": ranks})
     print(f"\n{'operands':26} {'products cut':>12}  steps in which nothing is cut, by tile; different exponents in a tile")
     for law, (a, b) in laws(np.random.default_rng(0), args.size, args.k).items():

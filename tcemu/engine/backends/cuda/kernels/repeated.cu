@@ -26,20 +26,23 @@ __device__ __forceinline__ void fast_step(Accumulators &c, const u8 *a, const u8
                 }
 #pragma unroll
         for (int k = 0; k < TERMS; k += 8) {
-            Words4 x[ROWS_TOGETHER][2];
+            Words4 x[ROWS_TOGETHER][2], y[COLUMN_TILES];
 #pragma unroll
             for (int i = 0; i < ROWS_TOGETHER; ++i)
 #pragma unroll
                 for (int part = 0; part < 2; ++part)
                     x[i][part] = APart::repeated_of_a(a + APart::values, row_tile + first + i, k + 4 * part, at.lane);
 #pragma unroll
-            for (int j = 0; j < COLUMN_TILES; ++j) {
-                const Words4 y = BPart::repeated_of_b(b + BPart::values, column_tile + j, k, at.lane);
+            for (int j = 0; j < COLUMN_TILES; ++j) y[j] = BPart::repeated_of_b(b + BPart::values, column_tile + j, k, at.lane);
 #pragma unroll
-                for (int i = 0; i < ROWS_TOGETHER; ++i) mma_k16(sums[i][j], x[i][0], y.x, y.y);
+            for (int part = 0; part < 2; ++part)
 #pragma unroll
-                for (int i = 0; i < ROWS_TOGETHER; ++i) mma_k16(sums[i][j], x[i][1], y.z, y.w);
-            }
+                for (int j = 0; j < COLUMN_TILES; ++j)
+#pragma unroll
+                    for (int i = 0; i < ROWS_TOGETHER; ++i) {
+                        const Words4 &w = y[j];
+                        mma_k16(sums[i][j], x[i][part], part ? w.z : w.x, part ? w.w : w.y);
+                    }
         }
 #pragma unroll
         for (int i = 0; i < ROWS_TOGETHER; ++i)
