@@ -1,7 +1,8 @@
-"""Could matrix products of exponent classes compute a step of e4m3? `python benchmarks/exponent_classes.py`: ranks, and how often nothing is cut.
+"""Could matrix products of exponent classes compute a step of e4m3? Ranks, and how often nothing is truncated.
 
-A step of exponent E adds T(a, b) = a b / 2^(E - 13), truncated. A method that multiplies R functions of a by R functions of b, and adds the R
-sums with weights that depend on E, needs R >= rank of T's table. docs/concepts/tensor_core_steps.md says what follows.
+`python benchmarks/exponent_classes.py`. A step of exponent E adds T(a, b) = a b / 2^(E - 13), truncated. A method that multiplies R
+functions of a by R functions of b, and adds the R sums with weights that depend on E, needs R >= the rank of T's table:
+docs/concepts/tensor_core_steps.md says what follows.
 """
 
 from typing import NamedTuple
@@ -84,6 +85,11 @@ class Frequencies(NamedTuple):
     exponents: dict[str, float]  # different exponents in a tile of a step
 
 
+def in_tiles(matrix: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The elements of each tile as a row."""
+    return matrix.reshape(len(matrix) // rows, rows, -1, columns).swapaxes(1, 2).reshape(-1, rows * columns)
+
+
 def frequencies(a: np.ndarray, b: np.ndarray) -> Frequencies:
     """What the steps along K truncate, with the accumulator that they have by then."""
     x, y = take_apart(to_codes(a)), take_apart(to_codes(b))
@@ -99,9 +105,8 @@ def frequencies(a: np.ndarray, b: np.ndarray) -> Frequencies:
         is_cut = (product != 0) & (low < (top - FRACTION_BITS)[:, None])
         cut.append(is_cut.mean())
         for name, (rows, columns) in TILES.items():
-            tiles = lambda v, rows=rows, columns=columns: v.reshape(len(a) // rows, rows, -1, columns).swapaxes(1, 2).reshape(-1, rows * columns)
-            nothing[name].append(1 - tiles(is_cut.any(axis=1)).any(axis=1).mean())
-            exponents[name].append(np.mean([len(np.unique(one)) for one in tiles(top)]))
+            nothing[name].append(1 - in_tiles(is_cut.any(axis=1), rows, columns).any(axis=1).mean())
+            exponents[name].append(np.mean([len(np.unique(one)) for one in in_tiles(top, rows, columns)]))
         total += np.ldexp(product.astype(float), up - 6).sum(axis=1)
     mean = lambda found: {name: float(np.mean(values)) for name, values in found.items()}
     return Frequencies(float(np.mean(cut)), mean(nothing), mean(exponents))
