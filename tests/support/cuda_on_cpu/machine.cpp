@@ -44,8 +44,8 @@ struct Meeting {  // of the threads of a warp, or of a block
 };
 struct Warp {
     Meeting meeting;
-    u32 given[32][32];
-    u32 taken[32][8];
+    u32 given[32][12];
+    u32 taken[32][4];
 };
 static ucontext_t scheduler;
 static std::vector<ucontext_t> fibers;
@@ -242,27 +242,6 @@ static u32 to_f16(float v) { return v != v ? 0x7FFF : as<u16>((_Float16)v); }
 static u32 add_f16(u32 x, u32 y) {
     const double sum = (double)from_f16(x) + from_f16(y);
     return sum != sum ? 0x7FFF : as<u16>((_Float16)sum);
-}
-
-template <int REGISTERS> static void mma_f64(double &d0, double &d1, double &d2, double &d3, const double (&a)[REGISTERS], const double (&b)[REGISTERS / 2]) {
-    double given[4 + REGISTERS * 3 / 2] = {d0, d1, d2, d3}, taken[4];
-    memcpy(given + 4, a, sizeof a), memcpy(given + 4 + REGISTERS, b, sizeof b);
-    const u32 *words = exchange((const u32 *)given, 2 * (4 + REGISTERS * 3 / 2), [](Warp &w) {
-        for (int lane = 0; lane < 32; ++lane)
-            for (int v = 0; v < 4; ++v) {
-                const int row = lane / 4 + v / 2 * 8, column = lane % 4 * 2 + v % 2;
-                double sum, x, y;
-                memcpy(&sum, &w.given[lane][2 * v], 8);
-                for (int k = 0; k < 2 * REGISTERS; ++k) {
-                    memcpy(&x, &w.given[row % 8 * 4 + k % 4][2 * (4 + k / 4 * 2 + row / 8)], 8);
-                    memcpy(&y, &w.given[column * 4 + k % 4][2 * (4 + REGISTERS + k / 4)], 8);
-                    sum = __fma_rz(x, y, sum);
-                }
-                memcpy(&w.taken[lane][2 * v], &sum, 8);
-            }
-    });
-    memcpy(taken, words, sizeof taken);
-    d0 = taken[0], d1 = taken[1], d2 = taken[2], d3 = taken[3];
 }
 
 static void copy_16(void *to, const void *from) { memcpy(to, from, 16); }

@@ -44,7 +44,6 @@ class TileNumbers(NamedTuple):
     blocks: int  # of a multiprocessor, at least; bounds the registers of a thread
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
-    by_f64: int = 0  # 1: a tensor core adds the products in f64, rounded toward zero
     own_bits: int = 0  # fraction bits of the tensor core that truncates the products; 0: it does not
 
     @property
@@ -74,7 +73,7 @@ def step_bytes(n: StepNumbers, tiles: TileNumbers) -> int:
     return 4 + 4 * tiles.form.relative + powers + (powers if tiles.in_bf16 else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
-def _arrangements(n: StepNumbers, wide: bool, small: bool = False, own_bits: int = 0, by_f64: bool = False) -> tuple[dict[str, int], ...]:
+def _arrangements(n: StepNumbers, wide: bool, small: bool = False, own_bits: int = 0) -> tuple[dict[str, int], ...]:
     """Returns arrangements of `tile` among threads. The first that has room is the fastest of some hundreds measured on an NVIDIA H200.
 
     small: for products whose large tiles would leave multiprocessors without work.
@@ -90,8 +89,6 @@ def _arrangements(n: StepNumbers, wide: bool, small: bool = False, own_bits: int
         "ring": 2 if wide and n.terms <= 16 else 1, "blocks": 2 if wide else 3,
         "unrolled": 1, "pause": 8 if n.terms < 16 else 4 if wide and n.terms == 16 else 2,
     }  # fmt: skip
-    if wide and by_f64 and not n.terms % 8:
-        large |= {"by_f64": 1}
     if own_bits:
         large |= {"steps_together": 1, "ring": 2, "blocks": 2, "own_bits": own_bits}
     if small:
@@ -108,7 +105,7 @@ def shared_bytes(n: StepNumbers, tiles: TileNumbers) -> int:
 
 
 def fit_shared_memory(
-    n: StepNumbers, tiles: TileNumbers | None, most: int, small: bool = False, own_bits: int = 0, by_f64: bool = False
+    n: StepNumbers, tiles: TileNumbers | None, most: int, small: bool = False, own_bits: int = 0
 ) -> TileNumbers | None:
     """Return the numbers in the first arrangement that fits into `most` bytes of shared memory per block; None if no arrangement does.
 
@@ -118,7 +115,7 @@ def fit_shared_memory(
     """
     if tiles is None:
         return None
-    for arrangement in _arrangements(n, tiles.form.wide, small, own_bits if tiles.form.is_truncated_by(own_bits) else 0, by_f64):
+    for arrangement in _arrangements(n, tiles.form.wide, small, own_bits if tiles.form.is_truncated_by(own_bits) else 0):
         one = tiles._replace(**arrangement)
         if one.blocks * (shared_bytes(n, one) + OF_BLOCK) <= most + OF_BLOCK:
             return one
@@ -168,10 +165,9 @@ def kernel_text(
     codes = {"ACode": spec.a, "BCode": spec.b, "CCode": c, "DCode": d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
     defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
-    defined += [f"#define BY_F64 {0 if tiles is None else tiles.by_f64}"]
     numbers = functions.constants_text(**{name: getattr(n, name) for name in COUNTED}, **functions.STEP_CONSTANTS)
     if tiles is not None:
-        arrangement = {name: value for name, value in tiles._asdict().items() if name not in ("form", "by_f64")}
+        arrangement = {name: value for name, value in tiles._asdict().items() if name != "form"}
         numbers += "\n" + functions.constants_text(**functions.tile_constants(tiles.form), **arrangement)
     files = [_file(instead.get(name, name)) for name in FILES[entry]]
     before, own = files[:-OF_WARP], files[-OF_WARP:]

@@ -121,12 +121,12 @@ def _multiply(kernels: MatrixKernels, a: Array, b: Array, c: Array, *scales: Arr
 def _tiles(kernels: MatrixKernels, batch: int, m: int, n: int) -> TileNumbers | None:
     """Returns the numbers of `tile` for a result of this shape: smaller tiles where large ones are too few for all multiprocessors."""
     shared, processors, own = route().shared_bytes, route().multiprocessors, own_fraction_bits(route().capability)
-    large = source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, own_bits=own, by_f64=True)
+    large = source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, own_bits=own)
     if large is not None:
         rows, columns = large.lines
         if kernels.numbers.summed or batch * -(-m // rows) * -(-n // columns) >= FEW_TILES * processors:
             return large
-    return source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, small=True, own_bits=own, by_f64=True) or large
+    return source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, small=True, own_bits=own) or large
 
 
 @cache

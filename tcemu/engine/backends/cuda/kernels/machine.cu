@@ -23,21 +23,6 @@ __device__ __forceinline__ void mma_k8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-// D = A·B + C of f64, as a chain of fused multiply-adds that are rounded toward zero: PTX ISA 9.7.14.5.4 to .6. Of A a lane has the rows g and g + 8
-// by turns.
-__device__ __forceinline__ void mma_f64(double &d0, double &d1, double &d2, double &d3, const double (&a)[4], const double (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64.rz {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+d"(d0), "+d"(d1), "+d"(d2), "+d"(d3)
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
-}
-
-__device__ __forceinline__ void mma_f64(double &d0, double &d1, double &d2, double &d3, const double (&a)[8], const double (&b)[4]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64.rz {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, "
-        "{%0, %1, %2, %3};"
-        : "+d"(d0), "+d"(d1), "+d"(d2), "+d"(d3)
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
-}
-
 // f16, in the low half of a word; rounded to nearest
 __device__ __forceinline__ u32 add_f16(u32 x, u32 y) {
     u16 sum;

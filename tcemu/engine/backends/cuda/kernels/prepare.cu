@@ -17,7 +17,7 @@ template <bool IS_A, bool REPEATED, class F> __device__ __forceinline__ void sto
 }
 
 // What a fast step of single products reads besides the powers
-template <class FORMAT, bool IS_A, class PART> __device__ __forceinline__ void store_products(u8 *to, int line, const Factor (&factors)[TERMS], int top) {
+template <class FORMAT, class PART> __device__ __forceinline__ void store_products(u8 *to, int line, const Factor (&factors)[TERMS], int top) {
 #pragma unroll
     for (int t = 0; t < TERMS; t += PIECE) {
         u32 low_bits[PIECE / 4], signs[PIECE / 4];
@@ -38,7 +38,7 @@ template <class FORMAT, bool IS_A, class PART> __device__ __forceinline__ void s
         Values values;
 #pragma unroll
         for (int v = 0; v < 16 / WORD; ++v) values.v[v] = FORMAT::value(factors[t + v]);
-        *(Values *)(to + PART::values + PART::template value<IS_A ? 16 : 8>(line, t)) = values;
+        *(Values *)(to + PART::values + PART::value(line, t)) = values;
     }
 }
 
@@ -57,7 +57,7 @@ template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void p
     if constexpr (IN_BF16)
         store_fragments<IS_A, OWN_BITS != 0>(to + Part::values, line, [&](int t) { return (u32)FORMAT::bf16(factors[t]); });
     else
-        store_products<FORMAT, IS_A, Part>(to, line, factors, top);
+        store_products<FORMAT, Part>(to, line, factors, top);
     store_fragments<IS_A, false>(to + Part::powers, line, [&](int t) { return (u32)(IS_A ? power_of_a(factors[t], top) : power_of_b(factors[t], top)); });
     *(int *)(to + Part::tops + line * 4) = top * TOP;
     if (RELATIVE) {

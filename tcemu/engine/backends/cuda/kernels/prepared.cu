@@ -20,21 +20,13 @@ constexpr int TOP = RELATIVE ? 1 << FIELD : 1;  // what a top is counted in
 
 constexpr int RUN = KP < 32 ? KP : 32;  // products whose fragments of B lie together, 16 bytes of a lane
 
-constexpr int OF_F64 = TERMS < 16 ? TERMS : 16, OF_LANE = OF_F64 / 4;  // products of an instruction of f64, and of a lane in it
-
 // Where things are in a step of so many lines, in bytes
 template <int LINES> struct Prepared {
     static constexpr int of_bytes = IN_BF16 ? 0 : LINES * TERMS, of_fragments = LINES * KP * 2;
     static constexpr int values = 0, low_bits = values + (IN_BF16 ? of_fragments : LINES * TERMS * WORD), signs = low_bits + of_bytes,
                          powers = signs + of_bytes, tops = powers + of_fragments, near = tops + LINES * 4,
                          bytes = near + (RELATIVE ? LINES * 4 : 0);
-    // Of f64 that a tensor core multiplies, a lane has OF_LANE products of each line of its fragments, two of them together
-    template <int OF_TILE> static __device__ __forceinline__ int value(int line, int k) {
-        if (!BY_F64) return k * WORD / 16 * (LINES * 16) + line * 16 + k * WORD % 16;
-        const int part = (line / OF_TILE * (TERMS / OF_F64) + k / OF_F64) * (OF_TILE / 8) + line % OF_TILE / 8;
-        const int lane = line % 8 * 4 + k % OF_F64 / OF_LANE;
-        return ((part * (OF_LANE / 2) + k % OF_LANE / 2) * 32 + lane) * 16 + k % 2 * WORD;
-    }
+    static __device__ __forceinline__ int value(int line, int k) { return k * WORD / 16 * (LINES * 16) + line * 16 + k * WORD % 16; }
     static __device__ __forceinline__ int byte(int line, int k) { return k / PIECE * (LINES * PIECE) + line * PIECE + k % PIECE; }
     // Where an element of a fragment lies. A register holds k and k + 1; A's registers: rows g, g + 8, and the same 8 products on.
     static __device__ __forceinline__ int in_fragment_of_a(int line, int k) {

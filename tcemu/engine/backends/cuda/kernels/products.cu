@@ -71,9 +71,9 @@ __device__ __forceinline__ void add_products(Accumulators &s, const u8 *a, const
     for (int k = 0; k < TERMS; k += 16 / WORD) {
         Values x[ROWS_OF_LANE], y[COLUMNS_OF_LANE];
 #pragma unroll
-        for (int i = 0; i < ROWS_OF_LANE; ++i) x[i] = *(const Values *)(a + APart::template value<16>(at.row(i), k));
+        for (int i = 0; i < ROWS_OF_LANE; ++i) x[i] = *(const Values *)(a + APart::value(at.row(i), k));
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) y[j] = *(const Values *)(b + BPart::template value<8>(at.column(j), k));
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) y[j] = *(const Values *)(b + BPart::value(at.column(j), k));
 #pragma unroll
         for (int t = 0; t < 16 / WORD; ++t)
 #pragma unroll
@@ -83,43 +83,9 @@ __device__ __forceinline__ void add_products(Accumulators &s, const u8 *a, const
     }
 }
 
-#if BY_F64
-// The same on the tensor core. Each lane's products of a line lie together; which product stands in which place of K does not matter.
-__device__ __forceinline__ void multiply_in_f64(Accumulators &s, const u8 *a, const u8 *b, const Lane &at) {
-#pragma unroll
-    for (int k = 0; k < TERMS; k += OF_F64)
-#pragma unroll
-        for (int i = 0; i < ROW_TILES; ++i) {
-            Value x[2 * OF_LANE];
-#pragma unroll
-            for (int v = 0; v < OF_LANE; ++v) {
-                const int row = at.first_row + 16 * i + v / (OF_LANE / 2) * 8 + at.lane / 4, first = k + at.lane % 4 * OF_LANE + v % (OF_LANE / 2) * 2;
-                const Values two = *(const Values *)(a + APart::template value<16>(row, first));
-#pragma unroll
-                for (int w = 0; w < 2; ++w) x[(v % (OF_LANE / 2) * 2 + w) * 2 + v / (OF_LANE / 2)] = two.v[w];
-            }
-#pragma unroll
-            for (int j = 0; j < COLUMN_TILES; ++j) {
-                Value y[OF_LANE];
-#pragma unroll
-                for (int v = 0; v < OF_LANE; v += 2) {
-                    const int column = at.first_column + 8 * j + at.lane / 4, first = k + at.lane % 4 * OF_LANE + v;
-                    const Values two = *(const Values *)(b + BPart::template value<8>(column, first));
-                    y[v] = two.v[0], y[v + 1] = two.v[WORD == 8];
-                }
-                mma_f64(s[2 * i][2 * j], s[2 * i][2 * j + 1], s[2 * i + 1][2 * j], s[2 * i + 1][2 * j + 1], x, y);
-            }
-        }
-}
-#endif
-
 __device__ __forceinline__ void fast_step(Accumulators &c, const u8 *a, const u8 *b, const Lane &at, u32 half) {
     begin(c, a, b, at, half);
-#if BY_F64
-    multiply_in_f64(c, a, b, at);
-#else
     add_products(c, a, b, at);
-#endif
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
