@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import Tracer
 from jax.extend.backend import backends
 
 from tcemu.base.execution import PORTABLE, execution
@@ -136,6 +138,22 @@ def _uses_one_device() -> bool:
         return len(jax.devices("cpu")) == 1
     except RuntimeError:  # JAX is configured without its CPU backend
         return False
+
+
+def outside_traces(fn: Callable) -> Callable:
+    """Decorate a function so that a program that is being traced computes it at once where no argument is traced, as it does elsewhere.
+
+    `jax.ensure_compile_time_eval` would evaluate constants of lowering rules too, which fails where JAX's compilation cache is on (0.11.2).
+    """
+
+    @wraps(fn)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Tracer) for value in (*args, *kwargs.values())) or not is_tracing():
+            return fn(*args, **kwargs)
+        with ThreadPoolExecutor(1) as other:  # a thread in which nothing is being traced
+            return other.submit(fn, *args, **kwargs).result()
+
+    return compute
 
 
 # ---- wide vectors

@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.base.bits import Limbs, is_zero
+from tcemu.base.compilation import outside_traces
 from tcemu.base.errors import Unsupported
 from tcemu.base.gradients import straight_through
 from tcemu.engine.formats.coding import codes_to_limbs, decode
@@ -34,6 +35,7 @@ class Sparse(NamedTuple):
     metadata: Array  # 4-bit fields uint8[..., M, chunks], or with `op` its registers: uint32[..., 32], of wgmma [..., 4, 32]
 
 
+@outside_traces
 def sparsify(
     dense: ArrayLike,
     pattern: str | None = None,
@@ -91,6 +93,7 @@ def sparsify(
     return Sparse(values=kept, metadata=metadata_registers(instruction, fields, sparsity_selector(instruction, selector)))
 
 
+@outside_traces
 def densify(
     kept: ArrayLike,
     metadata: ArrayLike,
@@ -140,6 +143,7 @@ def densify(
     return decompress(kept, fields, chunk)
 
 
+@outside_traces
 def prune(dense: ArrayLike, pattern: str = DEFAULT_PATTERN, *, axis: int = -1) -> Any:
     """Return a matrix with zeros in place of the elements that `sparsify` would not keep.
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from tcemu.base.bits import Limbs, less, select
 
@@ -156,7 +157,7 @@ def compress(dense: Any, fields: Any, chunk: int) -> Any:
     count = dense.shape[-1] // chunk
     chunks = dense.reshape(*dense.shape[:-1], count, chunk)
     positions = positions.reshape(*positions.shape[:-1], count, chunk // 2)
-    if isinstance(dense, np.ndarray):
+    if isinstance(dense, np.ndarray) and not isinstance(positions, Tracer):
         return np.take_along_axis(chunks, np.asarray(positions), axis=-1).reshape(*dense.shape[:-1], count * chunk // 2)
     return jnp.take_along_axis(chunks, positions, axis=-1).reshape(*dense.shape[:-1], count * chunk // 2)
 
@@ -172,8 +173,9 @@ def decompress(kept: Any, fields: Any, chunk: int) -> Any:
     Returns:
         Array [..., M, K], zero at positions that are not stored.
     """
-    xp: Any = np if isinstance(kept, np.ndarray) else jnp
-    positions = xp.asarray(stored_positions(jnp.asarray(fields), chunk))
+    positions = stored_positions(jnp.asarray(fields), chunk)
+    xp: Any = np if isinstance(kept, np.ndarray) and not isinstance(positions, Tracer) else jnp
+    positions = xp.asarray(positions)
     stored = chunk // 2
     positions, kept = (v.reshape(*v.shape[:-1], v.shape[-1] // stored, stored, 1) for v in (positions, kept))
     dense = xp.zeros((*kept.shape[:-2], chunk), kept.dtype)

@@ -313,7 +313,13 @@ def _scale_codes(op: MatrixMultiply, fmt: Format, operands: _GemmOperands) -> tu
     (*_, m, k), (*_, n) = np.shape(operands.a), np.shape(operands.b)
     blocks = -(-k // op.scale_block)
     scale_a = _check_scale_codes("scale_a", operands.scale_a, op, fmt, (m, blocks))
-    return scale_a, _check_scale_codes("scale_b", operands.scale_b, op, fmt, (blocks, n))
+    scale_b = _check_scale_codes("scale_b", operands.scale_b, op, fmt, (blocks, n))
+    batches = [np.shape(x)[:-2] for x in (operands.a, operands.b, scale_a, scale_b)]
+    try:
+        jnp.broadcast_shapes(*batches)
+    except ValueError:
+        raise ValueError(f"the batch axes of a, b, scale_a and scale_b, {', '.join(map(str, batches))}, do not broadcast") from None
+    return scale_a, scale_b
 
 
 def _check_scale_codes(name: str, value: ArrayLike | None, op: MatrixMultiply, fmt: Format, shape: tuple[int, int]) -> Array:

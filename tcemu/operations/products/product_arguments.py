@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
+from tcemu.base.compilation import outside_traces
 from tcemu.engine.arithmetic.product_spec import ProductSpec
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, number_array, to_float
@@ -82,10 +83,10 @@ def check_scale_numbers(name: str, value: ArrayLike, fmt: Format) -> None:
 
 
 @lru_cache(maxsize=8)
+@outside_traces  # scales that are constants of a traced function are checked while it is traced
 def _scale_numbers(fmt: Format) -> np.ndarray:
     """Returns the finite numbers of a format of 8 bits or fewer, ascending."""
-    with jax.ensure_compile_time_eval():  # scales that are constants of a traced function are checked while it is traced
-        numbers = np.asarray(to_float(fmt, np.arange(1 << fmt.bits, dtype=fmt.dtype)), np.float64)
+    numbers = np.asarray(to_float(fmt, np.arange(1 << fmt.bits, dtype=fmt.dtype)), np.float64)
     return np.unique(numbers[np.isfinite(numbers)])
 
 

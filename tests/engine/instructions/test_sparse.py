@@ -352,6 +352,24 @@ def test_sparsify_under_jit_and_for_a_warpgroup():
     np.testing.assert_array_equal(densify(kept, registers, op=WGMMA, selector=1), tcemu.densify(*plain))
 
 
+def test_constants_of_a_traced_function_are_pruned():
+    """A weight that a traced function holds is NumPy's there too, with all its 64 bits; with traced metadata it is JAX's."""
+    x = np.random.default_rng(1).normal(size=(4, 32))
+    plain, found = tcemu.sparsify(x), []
+
+    def traced(fields):
+        kept = tcemu.sparsify(x)
+        found.extend([*kept, tcemu.densify(*kept), tcemu.prune(x)])
+        return tcemu.densify(plain.values.astype(np.float32), fields)
+
+    d = jax.jit(traced)(plain.metadata)
+    for got, want in zip(found, (*plain, tcemu.densify(*plain), tcemu.prune(x)), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(d, tcemu.prune(x).astype(np.float32))
+    assert jax.eval_shape(lambda: tcemu.prune(x)).shape == x.shape
+
+
 # ---- errors
 
 
