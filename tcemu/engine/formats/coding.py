@@ -366,7 +366,9 @@ def rounds_from_f32(source: Format, target: Format) -> bool:
     """Return True if `round_from_f32` serves for a conversion to the nearest number: the numbers of the source are those of f32."""
     exact_source = source == F32 or _widens_exactly(source)
     narrower = not target.is_integer and target.subnormals and target.specials != "fnuz" and F32.can_represent(target)
-    return exact_source and narrower
+    # f32's subnormal numbers have another leading bit: they must be less than half of the target's least number, or have its codes
+    flushed = target.bias == F32.bias or target.min_exponent - target.mantissa_bits > F32.min_exponent
+    return exact_source and narrower and flushed
 
 
 def nan_code(fmt: Format) -> int:

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+SPECIALS = ("ieee", "nan", "fnuz", "none")
+
 
 @dataclass(frozen=True)
 class Format:
     """One number format.
 
     A finite float is (-1)^sign * significand * 2^(exponent - mantissa_bits); subnormals use the exponent of the smallest normal.
+
+    Raises:
+        ValueError: The fields contradict each other.
     """
 
     name: str  # PTX's name, without the dot
@@ -26,6 +31,22 @@ class Format:
     specials: str = "none"
     unused_bits: int = 0  # low bits of the code that the hardware ignores (tf32 in a 32-bit register)
     subnormals: bool = True  # presence of subnormals and zero; False: exponent field 0 is an ordinary exponent
+
+    def __post_init__(self) -> None:
+        fields = self.signed + self.exponent_bits + self.mantissa_bits + self.unused_bits
+        if self.specials not in SPECIALS:
+            raise ValueError(f"Format({self.name!r}, specials={self.specials!r}): expected one of {', '.join(map(repr, SPECIALS))}")
+        if not self.is_integer and self.bits != fields:
+            raise ValueError(
+                f"Format({self.name!r}, bits={self.bits}): the sign, {self.exponent_bits} exponent bits, {self.mantissa_bits} fraction "
+                f"bits and {self.unused_bits} unused bits are {fields} bits"
+            )
+        if self.is_integer and (self.mantissa_bits or self.specials != "none"):
+            raise ValueError(f"Format({self.name!r}): a format without an exponent is an integer: mantissa_bits=0, specials='none'")
+        if not self.mantissa_bits and self.specials == "ieee":
+            raise ValueError(f"Format({self.name!r}, specials='ieee', mantissa_bits=0): a NaN has fraction bits; specials='nan' has none")
+        if not self.subnormals and self.mantissa_bits:
+            raise ValueError(f"Format({self.name!r}, subnormals=False): such a format has powers of two alone, as ue8m0: mantissa_bits=0")
 
     def __repr__(self) -> str:
         return self.name

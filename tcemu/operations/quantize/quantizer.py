@@ -129,6 +129,12 @@ class Quantizer:
                 f"Quantizer(scaling={self.scaling!r}, block={self.block!r}, element={self.element}): an element is of a signed format of "
                 "at most 16 bits, with scales outside the instruction; give the sizes of a block, as block=(1, 64), or another scaling"
             )
+        if self.element is not None and not self.element.is_integer and not F32.can_represent(self.element):
+            top, unit = self.element.max_exponent, self.element.min_exponent - self.element.mantissa_bits
+            raise ValueError(
+                f"Quantizer(element={self.element}): it has numbers up to 2^{top} in steps of 2^{unit}, and quotients are in f32, which "
+                "lacks some of them; take another exponent bias"
+            )
         self._check_rows_and_signs()
 
     def _check_rows_and_signs(self) -> None:

@@ -15,7 +15,7 @@ from tcemu.base.compilation import call_kernel_by_platform
 from tcemu.engine.backends import elementwise
 from tcemu.engine.backends.elementwise_request import ElementwiseRequest, ScaleRequest
 from tcemu.engine.backends.quotients import divide
-from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.coding import convert, rounds_from_f32
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
 from tcemu.operations.quantize.scale_groups import GroupSizes, max_along_rows, repeat_scales, split_groups
 
@@ -38,8 +38,7 @@ def unsupported_reason(source: Format, target: Format, rounding: str, codes: Arr
     """Returns the reason why kernels do not round codes of one format to another; "" if they do. scaled: with a division first."""
     if source not in SOURCES or (source == target and not scaled):
         return f"{source} to {target} is no rounding of f32 numbers"
-    float_of_both_signs = not target.is_integer and target.signed and target.subnormals and target.specials != "fnuz"
-    if not float_of_both_signs or target.mantissa_bits >= F32.mantissa_bits or not F32.can_represent(target):
+    if not target.signed or target.mantissa_bits >= F32.mantissa_bits or not rounds_from_f32(F32, target):
         return f"{target} is no signed float format narrower than f32"
     if rounding != "RN":
         return f"it rounds to nearest, not {rounding}"

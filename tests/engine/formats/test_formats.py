@@ -274,3 +274,32 @@ def test_ue5m3_has_the_range_that_most_sources_give():
     values = np.asarray(to_float(FORMATS["ue5m3"], jnp.arange(256).astype(jnp.uint8)))
     assert values[1] == 2.0**-17 and values[0xF7] == 61440 and values[0xFE] == 114688 and np.isnan(values[0xFF])
     assert (np.diff(values[:0xFF]) > 0).all()
+
+
+def test_a_format_of_one_s_own_is_consistent():
+    for fields, word in (
+        ({"bits": 8, "exponent_bits": 3, "mantissa_bits": 2, "bias": 3}, "are 6 bits"),
+        ({"bits": 6, "mantissa_bits": 2}, "an integer"),
+        ({"bits": 6, "exponent_bits": 5, "bias": 15, "specials": "ieee"}, "a NaN has fraction bits"),
+        ({"bits": 6, "exponent_bits": 5, "bias": 15, "specials": "NaN"}, "expected one of 'ieee', 'nan'"),
+        ({"bits": 6, "exponent_bits": 3, "mantissa_bits": 2, "bias": 3, "subnormals": False}, "powers of two alone"),
+    ):
+        with pytest.raises(ValueError, match=f"Format.'mine'.*{word}"):
+            Format("mine", **fields)
+
+
+@pytest.mark.parametrize("bias", [122, 123, 124, 127, 139])
+def test_numbers_as_small_as_subnormal_ones_of_f32_are_rounded_right(bias):
+    """f32's subnormal numbers have no hidden bit; a conversion in few operations once gave them one."""
+    fmt = Format("small", 8, 4, 3, bias)
+    codes = np.arange(128, dtype=np.uint8)
+    numbers = ((codes & 7) + 8 * (codes >= 8)) * 2.0 ** (np.maximum(codes >> 3, 1).astype(np.float64) - bias - 3)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    x = np.concatenate([numbers, middles, middles - 2.0**-149, middles + 2.0**-149, np.arange(64) * 2.0**-149])
+    x = x[x.astype(np.float32) == x]
+    above = np.minimum(np.searchsorted(numbers, x), 127)
+    below = np.maximum(above - 1, 0)
+    gaps = numbers[above] - x, x - numbers[below]
+    wanted = np.where(gaps[0] < gaps[1], above, np.where(gaps[0] > gaps[1], below, np.where(above % 2 == 0, above, below)))
+    wanted = np.where(numbers[above] == x, above, wanted)
+    np.testing.assert_array_equal(convert(F32, fmt, x.astype(np.float32).view(np.uint32)), wanted)

@@ -167,7 +167,7 @@ def test_the_ends_of_a_step_of_groups(form: GroupedForm):
     assert [with_bits(bits) for bits in (0, 5, 6, 7)] == [-126 + max(bits, 2 * scale.mantissa_bits) for bits in (0, 5, 6, 7)]
     # 2^63 products of two scales stay below what a sum may be, and two least scales meet at the least exponent or above
     reaching = lambda low: form._replace(scale=Format("made", 8, 6, 2, 1 - low, signed=False)).has_narrow_scales
-    top, least = (form.most - 63) // 2, -(-form._replace(scale=Format("made", 8, 6, 2)).least // 2)
+    top, least = (form.most - 63) // 2, -(-form._replace(scale=Format("made", 8, 6, 2, signed=False)).least // 2)
     assert reaching(top - 62) and not reaching(top - 61) and reaching(least) and not reaching(least - 1)
 
 

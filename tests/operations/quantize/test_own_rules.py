@@ -123,3 +123,9 @@ def test_a_scale_of_a_rule_that_is_subnormal_is_the_least_normal_number():
     x = np.full((1, 32), 1e-38, np.float32)
     d = np.asarray(tcemu.matmul(x, np.eye(32, dtype=np.float32), recipe=recipe))
     np.testing.assert_allclose(d, x, rtol=0.1)
+
+
+def test_an_element_has_f32_s_range():
+    for bias in (149, -130):  # steps of 2^-150, and up to 2^161
+        with pytest.raises(ValueError, match=r"quotients are in f32, which lacks some"):
+            Quantizer("row", element=Format("far", 8, 5, 2, bias))
