@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any
 
 import ml_dtypes
@@ -445,6 +446,26 @@ class GpuEmulation:
         return (lambda *_, **__: found, "integers") if exact else None
 
     def _leave(self, func: Any, args: tuple, kwargs: dict[str, Any], place: tuple, operands: str, reason: str) -> Any:
+        self._note_unknown(place, operands, reason)
+        name = _base_name(func)
+        if name.startswith("_scaled_dot_product_") and "_for_cpu" not in name and "_math" not in name:
+            result = _attention_by_formula(func, args, kwargs)  # a CPU has no such kernel
+        elif name == "_fused_rms_norm_backward":
+            result = _rms_norm_gradients(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        return result
+
+    def leave_function(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Leave a function that is one kernel on a GPU, and which a CPU decomposes into operators that have rules."""
+        place = (f"torch.{func.__name__}", *(("", False) if self._paths is None else self._paths.find()))
+        reason = "a GPU runs one kernel, of cuDNN or PyTorch, which has no rule (torch_cuda/)"
+        self._note_unknown(place, _describe_operands(_flat_tensors(args, kwargs)), reason)
+        with _disable_current_modes():
+            return func(*args, **kwargs)
+
+    def _note_unknown(self, place: tuple, operands: str, reason: str) -> None:
+        """List an operation that is not known, and raise or warn as the user asked."""
         where = (
             place[0]
             + (f" of {operands}" if operands else "")
@@ -458,16 +479,8 @@ class GpuEmulation:
             )
         if self.unknown == "warn" and place[0] not in self._warned:
             self._warned.add(place[0])
-            warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=4)
-        name = _base_name(func)
-        if name.startswith("_scaled_dot_product_") and "_for_cpu" not in name and "_math" not in name:
-            result = _attention_by_formula(func, args, kwargs)  # a CPU has no such kernel
-        elif name == "_fused_rms_norm_backward":
-            result = _rms_norm_gradients(*args, **kwargs)
-        else:
-            result = func(*args, **kwargs)
+            warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=5)
         self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
-        return result
 
 
 def _sort(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
@@ -607,23 +620,26 @@ SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
 
 
 class GpuDefaults:
-    """Optimizers and `clip_grad_norm_` take their foreach forms by default for tensors on a GPU; so they do in the thread of a block."""
+    """What PyTorch asks before its dispatcher, answered in the thread of a block as for tensors on a GPU without this mode.
 
-    MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
-    NAME = "_get_foreach_kernels_supported_devices"
-    _lock, _open, _originals = threading.Lock(), Counter[int](), list[tuple[Any, Any]]()  # of all blocks; `_open` by threads
+    Optimizers and `clip_grad_norm_` take their foreach forms by default. Multi-head attention and transformer layers take their fused forms
+    where no gradient is needed, and these have no rule: `has_torch_function` would tell them that a mode is open.
+    """
+
+    _lock, _open, _originals = threading.Lock(), Counter[int](), list[tuple[Any, str, Any]]()  # of all blocks; `_open` by threads
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
         with self._lock:
             if not self._open:
-                for module in map(importlib.import_module, self.MODULES):
-                    self._originals.append((module, original := getattr(module, self.NAME)))
-                    setattr(module, self.NAME, partial(self._devices, original))
+                for name, attribute, answer in DEFAULTS:
+                    module = importlib.import_module(name)
+                    self._originals.append((module, attribute, original := getattr(module, attribute)))
+                    setattr(module, attribute, partial(self._answer, original, answer))
             self._open[self._thread] += 1
 
-    def _devices(self, original: Callable[[], list[str]]) -> list[str]:
-        return [*original(), *(["cpu"] if threading.get_ident() in self._open else [])]
+    def _answer(self, original: Callable, answer: Callable, *args: Any) -> Any:
+        return answer(original, *args) if threading.get_ident() in self._open else original(*args)
 
     def __exit__(self, *error: Any) -> None:
         with self._lock:
@@ -631,9 +647,24 @@ class GpuDefaults:
             if not self._open[self._thread]:
                 del self._open[self._thread]
             while not self._open and self._originals:
-                module, original = self._originals.pop()
-                setattr(module, self.NAME, original)
+                setattr(*self._originals.pop())
 
+
+def _foreach_devices(original: Callable[[], list[str]]) -> list[str]:
+    return [*original(), "cpu"]
+
+
+def _keeps_from_fused_form(original: Callable, operands: Sequence[Any]) -> bool:
+    if torch.is_autocast_enabled("cpu"):  # on a GPU too it keeps layers from their fused forms
+        return original(operands)
+    return any(hasattr(type(x), "__torch_function__") and type(x) not in (torch.Tensor, torch.nn.Parameter) for x in operands)
+
+
+DEFAULTS = (
+    ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", _foreach_devices),
+    ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices", _foreach_devices),
+    ("torch.overrides", "has_torch_function", _keeps_from_fused_form),  # as torch.nn's modules call it
+)
 
 # Functions that autocast computes in float32 on a GPU. Source: PyTorch 2.11.0, aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and others).
 FLOAT32_UNDER_AUTOCAST = {
@@ -644,6 +675,9 @@ FLOAT32_UNDER_AUTOCAST = {
     "renorm", "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum", "norm", "__pow__", "__rpow__", "rms_norm",
 }  # fmt: skip
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+# Functions that are one kernel on a GPU, while a CPU calls products and activations. Source: PyTorch 2.11.0, aten/src/ATen/native/RNN.cpp;
+# operators dispatched on an H200.
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
 
 
 class FunctionChoices(TorchFunctionMode):
@@ -659,12 +693,29 @@ class FunctionChoices(TorchFunctionMode):
             return scaled_dot_product_attention(self.emulation, *args, **kwargs)
         if func in (torch.nn.functional.rms_norm, torch.rms_norm):
             return rms_norm(self.emulation, func, *args, **kwargs)
-        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in FLOAT32_UNDER_AUTOCAST:
+        name = getattr(func, "__name__", "")
+        if name in RECURRENT:
+            return self.emulation.leave_function(func, args, kwargs)
+        if torch.is_autocast_enabled("cpu") and name in FLOAT32_UNDER_AUTOCAST:
             widen = lambda x: x.float() if x.dtype in LOW_PRECISION else x
             with torch.autocast("cpu", enabled=False):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, widen, (args, kwargs))
                 return func(*args, **kwargs)
+        if (body := _python_body(func)) is not None:
+            with self:
+                return body(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+@lru_cache(maxsize=1024)
+def _python_body(func: Any) -> Callable | None:
+    """Return a function of torch.nn.functional that does not hand itself to a mode, which then sees what it calls; None for others."""
+    if not isinstance(func, FunctionType) or func.__module__ not in ("torch.nn.functional", "torch.functional"):
+        return None
+    never = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False)
+    body = FunctionType(func.__code__, func.__globals__ | never, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
 
 
 def rms_norm(

@@ -206,6 +206,38 @@ def test_an_unknown_operation_raises_warns_or_is_left():
     assert report[0].status == "not known" and report[0].operator == "aten.erfinv" and "tcemu.drift.record" in str(report)
 
 
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "MultiheadAttention", "TransformerEncoderLayer"])
+def test_layers_that_are_one_kernel_on_a_gpu_are_not_known(name):
+    """A CPU calls products and activations, which have rules. Source: the operators that PyTorch 2.11 dispatches on an H200."""
+    attends = name in ("MultiheadAttention", "TransformerEncoderLayer")
+    layer, x = getattr(torch.nn, name)(8, 2, **({"batch_first": True} if attends else {})).eval(), torch.randn(3, 8)
+    operands = (x[None],) * (3 if name == "MultiheadAttention" else 1) if attends else (x,)
+    others = {"RNN": "torch.rnn_tanh", "GRUCell": "torch.gru_cell", "LSTMCell": "torch.lstm_cell"}
+    operator = "aten._native_multi_head_attention" if attends else others.get(name, f"torch.{name.lower()}")
+    with tcemu.torch.emulate(layer, gpu="H200") as emulated, torch.no_grad(), pytest.raises(NotModelled, match=f"{operator} of float32"):
+        emulated(*operands)
+    with tcemu.torch.emulate(layer, gpu="H200", unknown="leave") as emulated, torch.no_grad():
+        left = emulated(*operands)
+    assert [line.operator for line in emulated.report().unknown] == [operator]
+    expected = layer(*operands)
+    first = lambda y: y if isinstance(y, torch.Tensor) else y[0]
+    assert torch.allclose(first(left), first(expected), atol=1e-5)
+
+
+def test_functions_within_functions_are_a_gpus():
+    """multi_head_attention_forward calls attention and, under autocast, a softmax, which a GPU computes in float32."""
+    layer, x = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), torch.randn(1, 4, 16)
+    with tcemu.torch.emulate(layer, gpu="H200", unknown="leave") as emulated:
+        emulated(x)
+    operators = {line.operator for line in emulated.report()}
+    assert "aten._scaled_dot_product_efficient_attention" in operators and "aten.addmm" in operators
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    with tcemu.torch.emulate(layer, gpu="H200", unknown="leave") as emulated, torch.autocast("cpu", torch.bfloat16):
+        emulated(x, x, x)
+    (softmax,) = [line for line in emulated.report() if line.operator == "aten._softmax"]
+    assert softmax.operands.startswith("float32")
+
+
 def test_the_gradient_of_cudnns_attention_of_large_heads_is_not_known_and_may_be_left():
     q, k, v = (torch.randn(1, 2, 5, 128, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     attend = torch.nn.functional.scaled_dot_product_attention
