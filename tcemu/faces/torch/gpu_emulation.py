@@ -676,7 +676,7 @@ FLOAT32_UNDER_AUTOCAST = {
 }  # fmt: skip
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 # Functions that are one kernel on a GPU, while a CPU calls products and activations. Source: PyTorch 2.11.0, aten/src/ATen/native/RNN.cpp;
-# operators dispatched on an H200.
+# tests/gpu_runs/torch_dispatched.py on an H200.
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
 
 
