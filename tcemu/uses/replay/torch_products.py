@@ -376,16 +376,16 @@ def matmul(
         NotModelled, Unsupported: As in `choose_kernel`.
         ValueError: The shapes or dtypes do not fit.
     """
-    # NumPy's arrays keep their dtype, since JAX would make float32 of float64 before anything could refuse it
-    given = [x if x is None or hasattr(x, "dtype") else jnp.asarray(x) for x in (a, b, bias)]
-    left, right, addend = given
-    dtypes = {str(x.dtype) for x in given if x is not None}
+    left, right, addend = jnp.asarray(a), jnp.asarray(b), None if bias is None else jnp.asarray(bias)
+    # as they were given: JAX makes float32 of NumPy's float64
+    given = ((a, left), (b, right), (bias, addend))
+    dtypes = {str(getattr(x, "dtype", array.dtype)) for x, array in given if array is not None}
     if len(dtypes) > 1:
         raise ValueError(f"dtypes {', '.join(sorted(dtypes))}: expected one")
     shape = None if addend is None else addend.shape
     call = torch_product(left.shape, right.shape, *dtypes, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
-    return multiply_as_chosen(choice, *(None if x is None else jnp.asarray(x) for x in given))
+    return multiply_as_chosen(choice, left, right, addend)
 
 
 def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | None = None) -> Array:
