@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/base/test_jax_internals.py", "tests/project/test_readme.py", "tests/engine/backends/test_llvm_call.py")
 SECONDS = {"install": 150, "run": 90}
 TOOLS = ("pytest>=8", "hypothesis>=6.100")
-OLDEST = {"jax": "0.10.1", "jaxlib": "0.10.1", "ml_dtypes": "0.5.0", "numpy": "2.0.0", "llvmlite": "0.48.0"}
+OLDEST = {"jax": "0.10.1", "jaxlib": "0.10.1", "ml_dtypes": "0.5.0", "numpy": "2.0.0", "chex": "0.1.90", "llvmlite": "0.48.0"}
 ENVIRONMENTS = (  # Python, and the versions that are fixed; other packages are the newest
     ("3.11", OLDEST),
     ("3.12", {"jax": "0.10.2", "jaxlib": "0.10.2"}),

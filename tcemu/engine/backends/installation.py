@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import jax
 
 PACKAGES = (  # those that compute, then those that are optional
-    "jax", "jaxlib", "numpy", "ml_dtypes", "llvmlite", "flax", "equinox", "dm-haiku", "torch", "triton", "nvidia-cuda-nvrtc",
+    "jax", "jaxlib", "numpy", "ml_dtypes", "chex", "llvmlite", "flax", "equinox", "dm-haiku", "torch", "triton", "nvidia-cuda-nvrtc",
     "cuda-core", "matplotlib",
 )  # fmt: skip
 SETTINGS = ("JAX_", "XLA_", "TCEMU_")  # beginnings of environment variables that change what is computed, or how

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array
-from jax import Array as PRNGKey
 from jax.typing import ArrayLike
 
 from tcemu.base import bits

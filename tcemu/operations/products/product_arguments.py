@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 

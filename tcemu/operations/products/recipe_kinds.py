@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from chex import PRNGKey
 from jax import Array
-from jax import Array as PRNGKey
 from jax.typing import DTypeLike
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 from jax.typing import ArrayLike
 
 from tcemu.base.compilation import compile_once

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 
 from tcemu.base.compilation import compile_clock
 from tcemu.base.progress import interactive_line

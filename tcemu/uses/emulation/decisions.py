@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jax import Array as PRNGKey
+from chex import PRNGKey
 from jax.typing import DTypeLike
 
 from tcemu.operations.products.dot_general import DotGeneral, dot_general

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array as PRNGKey
+from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
 from tcemu.base.compilation import compile_clock

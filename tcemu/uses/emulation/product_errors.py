@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array
-from jax import Array as PRNGKey
 
 from tcemu.base.intervals import INTERVAL_METHOD, MeanInterval, mean_interval
 from tcemu.base.plots import dot_plot

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 
 from tcemu.base.jax_internals import varying_axes
 from tcemu.engine.formats.float_arrays import array_codes

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array
-from jax import Array as PRNGKey
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array
-from jax import Array as PRNGKey
 
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.operations.products.recipes import Recipe

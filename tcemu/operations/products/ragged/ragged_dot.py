@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.operations.products.product_arguments import as_jax_array, float_array, promoted_dtype

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
-from jax import Array as PRNGKey
 
 from tcemu.base.meshes import match_varying_axes
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
