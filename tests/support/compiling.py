@@ -1,8 +1,8 @@
 """How the usual run's programs are compiled: as users do, or in short time.
 
 In short time means without most of XLA's optimisations, without its emitters of fusions by MLIR, and in one piece: LLVM gets plain
-loops, which take half as long to compile and run slower, and is set up once for each program. The bits are the same: what users
-compile is tested by the files that `conftest.py` names.
+loops, which take half as long to compile and run slower, and is set up once for each program. Operations are lowered without their
+places in the source, which saves a twelfth. The bits are the same: what users compile is tested by the files that `conftest.py` names.
 
 JAX also makes a context of MLIR, with all its dialects, for each program that it lowers, which takes longer than lowering a small
 one. In short time one context serves many programs. What it keeps of them, such as their constants, goes with it.
@@ -17,11 +17,13 @@ from jax._src import compiler, core  # JAX has options of one `jit`, and none of
 from jax._src.interpreters import mlir
 
 UNOPTIMISED = "jax_disable_most_optimizations"
+SOURCE_PLACES = "jax_traceback_in_locations_limit", "jax_include_full_tracebacks_in_locations"
 IN_SHORT_TIME = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}  # options of XLA
 CHOSEN = UNOPTIMISED.upper() in os.environ  # then it stays
 PROGRAMS_OF_A_CONTEXT = 100
 
 _options_of = compiler.get_compile_options
+_source_places = {name: jax.config.values[name] for name in SOURCE_PLACES}
 _new_context = mlir.make_ir_context
 _compiled_identity = core.stage_p.impl
 _here = threading.local()  # a context is of one thread
@@ -35,6 +37,8 @@ def compile_in_short_time(short: bool) -> None:
     if CHOSEN or jax.config.values[UNOPTIMISED] == short:
         return
     jax.config.update(UNOPTIMISED, short)
+    for name, value in _source_places.items():
+        jax.config.update(name, type(value)(0) if short else value)
     options = _known_options() if short else {}
     compiler.get_compile_options = _options_in_short_time if options else _options_of
     mlir.make_ir_context = _shared_context if short else _new_context
