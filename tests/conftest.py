@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import pytest
 from file_times import saved_seconds
+from jax._src.compilation_cache import decompress_executable
 from support import sampling
 from support.compiling import compile_in_short_time
 
@@ -90,6 +91,7 @@ def _kept_folder() -> Path | None:
         stored_code.make_private_folder(folder)
         if stored_code.path_refusal(folder):
             return None
+        _remove_damaged_programs(folder)
         found = sorted((max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in _files(folder))
         excess = sum(size for _, size, _ in found) - MAX_PROGRAM_BYTES
         for _, size, path in found if excess > 0 else ():
@@ -99,6 +101,20 @@ def _kept_folder() -> Path | None:
     except (OSError, RuntimeError):  # no home, or no folder that can be written
         return None
     return folder
+
+
+def _remove_damaged_programs(folder: Path) -> None:
+    """Remove programs of which a killed process wrote a part: JAX warns of each, and would never write it anew."""
+    stamp, now = folder / "checked", time.time()
+    since = stamp.stat().st_mtime if stamp.exists() else 0
+    for path, status in _files(folder):
+        if path.name.endswith("-cache") and status.st_mtime >= since:
+            try:
+                decompress_executable(path.read_bytes())
+            except Exception:  # what zlib or zstandard raises
+                path.unlink(missing_ok=True)
+    stamp.touch()
+    os.utime(stamp, (now, now))
 
 
 def _files(folder: Path):
