@@ -12,6 +12,8 @@ one. In short time one context serves many programs. What it keeps of them, such
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 
 import jax
@@ -19,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax._src import compiler, core  # JAX has options of one `jit`, and none of a process that can change
 from jax._src.interpreters import mlir
+from jax.experimental.compilation_cache import compilation_cache
 
 UNOPTIMISED = "jax_disable_most_optimizations"
 SOURCE_PLACES = "jax_traceback_in_locations_limit"
@@ -77,6 +80,19 @@ def compile_in_short_time(short: bool) -> None:
         primitive.def_impl(partial(_move, primitive) if short and options else compiled)
     _set("XLA_FLAGS", " ".join(f"--{name}={str(value).lower()}" for name, value in options.items()) or None)
     _set(UNOPTIMISED.upper(), "1" if short else None)
+
+
+@contextmanager
+def without_kept_programs() -> Iterator[None]:
+    """JAX compiles: a program that comes from its cache cannot be stored a second time."""
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
 
 
 @cache
