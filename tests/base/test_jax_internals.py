@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax._src.config import traceback_in_locations_limit
 from jax.experimental import checkify
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from support.device_processes import run_on_devices
@@ -183,6 +184,14 @@ def test_compile_events():
     assert events.count(COMPILED_EVENT) == 1
 
 
+@pytest.fixture
+def source_lines():
+    """Programs have them, as users' do: support/compiling.py leaves them out."""
+    with traceback_in_locations_limit(10):
+        yield
+
+
+@pytest.mark.usefixtures("source_lines")
 def test_without_source_locations():
     """The setting is of this thread, is read while a program is lowered, and does not make JAX trace or compile anew."""
 
@@ -205,6 +214,7 @@ def test_without_source_locations():
     assert traces == [0]
 
 
+@pytest.mark.usefixtures("source_lines")
 def test_without_call_stacks():
     """Operations inside have no line, those of the caller have theirs, and an error has no misleading cause."""
 

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from ptx_kernels.manifest import KERNELS
+from support.compiling import without_kept_programs
 from support.sampling import sample_cases
 
 from tcemu import Unsupported, execution, ptx
@@ -40,12 +40,8 @@ def forget_programs():
 def nothing_cached(monkeypatch):
     """Without JAX's own cache of compiled programs, whose programs are not stored a second time, and without the user's."""
     monkeypatch.setenv(CACHE_VARIABLE, "off")
-    folder = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", folder)
-    compilation_cache.reset_cache()
+    with without_kept_programs():
+        yield
 
 
 @pytest.fixture
