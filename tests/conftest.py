@@ -1,4 +1,4 @@
-"""Settings of all tests: compiled programs are kept for later runs, slow files come first, and `-m full` can be run in shares.
+"""Settings of all tests: compiled programs are kept for one run, slow files come first, and `-m full` can be run in shares.
 
 pytest -m full --share 3/30 --stop-after 240     one share of thirty; no test begins after 240 seconds
 """
@@ -6,7 +6,6 @@ pytest -m full --share 3/30 --stop-after 240     one share of thirty; no test be
 import contextlib
 import ctypes
 import gc
-import hashlib
 import os
 import shutil
 import sys
@@ -18,16 +17,14 @@ from pathlib import Path
 import jax
 import pytest
 from file_times import saved_seconds
-from jax._src.compilation_cache import decompress_executable
 from support import sampling
 from support.compiling import compile_in_short_time
 
-from tcemu.base import compilation, stored_code
+from tcemu.base import compilation
 from tcemu.base.execution import execution
 from tcemu.base.jax_internals import reset_compilation_cache
 
-PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
-MAX_PROGRAM_BYTES = 1 << 30  # of the programs that earlier runs left
+PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
 # These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile faster, with the
@@ -55,7 +52,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Keeps compiled programs in a folder, so that two files, two processes and a later run share them.
+    """Keeps compiled programs in a folder that is deleted when the run ends, so that two files or two processes share them.
 
     The setting is in the environment, for the workers of pytest-xdist and the processes that tests start. Your own setting is respected.
     """
@@ -71,67 +68,17 @@ def pytest_configure(config):
         return
     config.option.loadscopereorder = False  # pytest-xdist would take the file with the most tests first; a better order is below
     if jax.config.jax_compilation_cache_dir is None and not compilation._has_cuda():
-        settings = {"jax_compilation_cache_dir": str(_kept_folder() or _folder_of_one_run(config))} | PROGRAMS
-        config.add_cleanup(partial(_restore_settings, {name: getattr(jax.config, name) for name in settings}))
+        folder = tempfile.mkdtemp(prefix="tcemu-tests-")
+        settings = {"jax_compilation_cache_dir": folder} | PROGRAMS
+        config.add_cleanup(partial(_delete_programs, folder, {name: getattr(jax.config, name) for name in settings}))
         for name, value in settings.items():
             os.environ[name.upper()] = str(value)
             jax.config.update(name, value)
 
 
-def _kept_folder() -> Path | None:
-    """A folder in the user's cache for this processor's programs; None where programs must not be kept, or others may write there.
-
-    XLA names a program by all that it is compiled from: a changed test or package finds no program but its own. The oldest are removed.
-    """
-    if os.environ.get(stored_code.CACHE_VARIABLE) in stored_code.OFF_VALUES:
-        return None
-    try:
-        processor = hashlib.sha256(stored_code._processor().encode()).hexdigest()[:16]
-        folder = stored_code.user_cache_folder() / f"tests-{processor}"
-        stored_code.make_private_folder(folder)
-        if stored_code.path_refusal(folder):
-            return None
-        _remove_damaged_programs(folder)
-        found = sorted((max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in _files(folder))
-        excess = sum(size for _, size, _ in found) - MAX_PROGRAM_BYTES
-        for _, size, path in found if excess > 0 else ():
-            if excess + MAX_PROGRAM_BYTES // 4 > 0:
-                path.unlink(missing_ok=True)
-                excess -= size
-    except (OSError, RuntimeError):  # no home, or no folder that can be written
-        return None
-    return folder
-
-
-def _remove_damaged_programs(folder: Path) -> None:
-    """Remove programs of which a killed process wrote a part: JAX warns of each, and would never write it anew."""
-    stamp, now = folder / "checked", time.time()
-    since = stamp.stat().st_mtime if stamp.exists() else 0
-    for path, status in _files(folder):
-        if path.name.endswith("-cache") and status.st_mtime >= since:
-            try:
-                decompress_executable(path.read_bytes())
-            except Exception:  # what zlib or zstandard raises
-                path.unlink(missing_ok=True)
-    stamp.touch()
-    os.utime(stamp, (now, now))
-
-
-def _files(folder: Path):
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # another run removes it
-            if path.is_file():
-                yield path, path.stat()
-
-
-def _folder_of_one_run(config) -> str:
-    folder = tempfile.mkdtemp(prefix="tcemu-tests-")
-    config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
-    return folder
-
-
-def _restore_settings(before: dict):
-    """Restore JAX's settings: a process may run tests again."""
+def _delete_programs(folder: str, before: dict):
+    """Delete the folder, and restore JAX's settings: a process may run tests again."""
+    shutil.rmtree(folder, ignore_errors=True)
     for name, value in before.items():
         os.environ.pop(name.upper(), None)
         jax.config.update(name, value)
