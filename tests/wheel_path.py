@@ -2,8 +2,8 @@
 
 `python tests/wheel_path.py` builds the wheel and the source distribution, checks them with twine, and installs the wheel in an environment
 whose path has spaces and letters outside ASCII. Then it runs the README's blocks and commands there, in an empty folder, and looks at each
-file of the environment again: none has changed. Dependencies are those of this Python's environment; with --empty pip installs them from the
-index. It needs the extra `release`.
+file of the environment again: none has changed. Dependencies are those of this Python's environment; with --empty pip installs them from
+the index. It needs the extra `release`.
 """
 
 import argparse
