@@ -59,7 +59,7 @@ INTERNALS = (
     ),
     Internal(
         "compile_in_short_time",
-        "the names of XLA's options in QUICK_OPTIONS, of which JAX 0.11 has one fewer, and the message for an unknown one",
+        "the names of XLA's options in QUICK_OPTIONS, of which JAX 0.11.1 has one fewer, and the message for an unknown one",
         OLDEST_SOURCE,
     ),
     Internal("caches_were_cleared", "functions under jax._src.util.cache forget their results in jax.clear_caches", "0.10.1"),
