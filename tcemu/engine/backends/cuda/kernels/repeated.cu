@@ -8,22 +8,20 @@ __device__ __forceinline__ void fast_step(Accumulators &c, const u8 *a, const u8
     const int row_tile = at.first_row / 16, column_tile = at.first_column / 8;
 #pragma unroll
     for (int first = 0; first < ROW_TILES; first += ROWS_TOGETHER) {
-        u32 words[ROWS_TOGETHER][COLUMN_TILES][4];
         float sums[ROWS_TOGETHER][COLUMN_TILES][4];
 #pragma unroll
         for (int i = 0; i < ROWS_TOGETHER; ++i)
 #pragma unroll
-            for (int j = 0; j < COLUMN_TILES; ++j) sum_powers(words[i][j], a, b, row_tile + first + i, column_tile + j, at.lane);
-#pragma unroll
-        for (int i = 0; i < ROWS_TOGETHER; ++i)
-#pragma unroll
-            for (int j = 0; j < COLUMN_TILES; ++j)
+            for (int j = 0; j < COLUMN_TILES; ++j) {
+                u32 powers[4];
+                sum_powers(powers, a, b, row_tile + first + i, column_tile + j, at.lane);
 #pragma unroll
                 for (int v = 0; v < 4; ++v) {
                     const int row = 2 * (first + i) + v / 2, column = 2 * j + v % 2;
-                    words[i][j][v] = alignment_word(words[i][j][v], c[row][column], base_of(a, b, at.row(row), at.column(column)), half);
-                    sums[i][j][v] = begin_repeated(words[i][j][v]);
+                    const u32 word = alignment_word(powers[v], c[row][column], base_of(a, b, at.row(row), at.column(column)), half);
+                    sums[i][j][v] = begin_repeated(c[row][column], word);
                 }
+            }
 #pragma unroll
         for (int k = 0; k < TERMS; k += 8) {
             Words4 x[ROWS_TOGETHER][2], y[COLUMN_TILES];
@@ -49,10 +47,7 @@ __device__ __forceinline__ void fast_step(Accumulators &c, const u8 *a, const u8
 #pragma unroll
             for (int j = 0; j < COLUMN_TILES; ++j)
 #pragma unroll
-                for (int v = 0; v < 4; ++v) {
-                    Value &d = c[2 * (first + i) + v / 2][2 * j + v % 2];
-                    d = end_repeated(d, words[i][j][v], sums[i][j][v], half);
-                }
+                for (int v = 0; v < 4; ++v) c[2 * (first + i) + v / 2][2 * j + v % 2] = end_repeated(sums[i][j][v], half);
         pause();
     }
 }
