@@ -2,8 +2,8 @@
 
 PYTHONPATH=.:tests python tests/gpu_runs/repeated_products.py [--size 8192]
 
-Two pairs of operands: normal ones, and every code but NaN as it comes, with an accumulator. Prints MAC/s of both kernels in one process, and
-the words that differ. Arrangements of the tile's threads are options, such as `--arrangement blocks=3 ring=2`.
+Two pairs of operands: normal ones, and every code but NaN as it comes, with an accumulator. Prints MAC/s of both kernels in one process,
+and the words that differ. Arrangements of the tile's threads are options, such as `--arrangement blocks=3 ring=2`.
 """
 
 import argparse
