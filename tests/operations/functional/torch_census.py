@@ -153,7 +153,9 @@ def sdpa(backend: str, way: str, dtype: str, case: str) -> list:
     k, v = (normal(f"{which}{seed}", (b, key_heads, keys, d), dtype) for which in "kv")
     options = {"backend": SDPA[backend], "causal": causal == "True"}
     out, logsumexp = attention(q, k, v, **options)
-    return [out] if way == "fwd" else list(attention_backward(out[..., ::-1], q, k, v, out, logsumexp, **options))
+    if way == "fwd":
+        return [out]
+    return list(attention_backward(out[..., ::-1], q, k, v, out, logsumexp, open_order="lockstep", **options))
 
 
 def compute(name: str) -> list:
