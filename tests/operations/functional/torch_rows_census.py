@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.batch_norms import batch_norm, batch_norm_backward
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward, index_add, index_put_accumulate
 from tcemu.operations.functional.torch_cuda.foreach import clip_grad_norm, foreach_norm
@@ -59,6 +60,16 @@ def group(operator, options, x, weight, bias, grad, *_):
     groups = int(options[1])
     y, mean, scale = group_norm(x, groups, weight, bias, 1e-5)
     return group_norm_backward(grad, x, mean, scale, groups, weight) if operator.endswith("bwd") else (y, mean, scale)
+
+
+def batch(operator, options, x, weight, bias, grad, mean, variance):
+    if not operator.startswith("native") and x.dtype == np.float32 and x.ndim > 2:
+        raise NotModelled("batch_norm: cuDNN computes it")
+    training = not operator.endswith("eval")
+    y, means, scales, *running = batch_norm(x, weight, bias, mean, variance, training, 0.1, 1e-5)
+    if operator.endswith("bwd"):
+        return batch_norm_backward(grad, x, weight, means, scales)
+    return (y, means, scales, *running) if operator.startswith("native") else (y, *running)
 
 
 def optimizer(operator, options, param, *grads):
@@ -210,6 +221,7 @@ GROUPS = {
     "spatial": spatial,
     "norm": norm,
     "group": group,
+    "batch": batch,
 }
 GOLDEN = Path(__file__).parents[2] / "golden/torch_rows_h200.json.xz"
 DIGITS = 16  # of a digest

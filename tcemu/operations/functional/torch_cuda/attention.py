@@ -215,8 +215,8 @@ def attention_backward(
         )
     grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
-    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1] or call.q.shape[1] != call.k.shape[1]):
-        raise NotModelled("cudnn: known is the backward without a bias, of equal heads and head sizes (torch_cuda/attention.py)")
+    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1]):
+        raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
     in_lockstep = open_order == "lockstep"
     if backend == "math":
         found = _math_backward(call, grad_codes, to_float(F32, lse_codes))

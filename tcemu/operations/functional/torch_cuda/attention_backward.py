@@ -62,7 +62,6 @@ TILES = {  # head size up to which a kernel serves
 }
 
 
-CUDNN_HEAD = 64
 CUDNN_TILES = BackwardTiles(64, 64)  # by the names of its kernels: sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64
 
 
@@ -86,9 +85,9 @@ class BlockGradients(NamedTuple):
 
 @jax.jit
 def _row_products_in_pairs(grad: Array, out: Array) -> Array:
-    """Return the sum of grad * out of each row as cuDNN adds it: 8 threads take 8 elements at a time, and add them pair by pair."""
-    shape = (grad.shape[0], -1, VECTOR, VECTOR // 2, 2)
-    x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], VECTOR, 2) for a in (grad, out))
+    """Return the sum of grad * out of each row as cuDNN adds it: each thread adds 8 elements pair by pair, and halves of threads join."""
+    shape = (grad.shape[0], -1, VECTOR // 2, 2)
+    x, y = (jnp.moveaxis(a.reshape(shape), 2, 0) for a in (grad, out))
     products = (Value(x) * Value(y)).codes
     pairs = add_f32(products[..., 0], products[..., 1])
     total = lax.scan(lambda total, pair: (add_f32(total, pair), None), pairs[0], pairs[1:])[0]
@@ -163,13 +162,9 @@ def fused_backward(
     if size > LARGEST_HEAD:
         raise NotModelled(f"{name}: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/attention_backward.py)")
     is_cudnn = name == "cudnn"
-    if is_cudnn and size > CUDNN_HEAD:
-        raise NotModelled(
-            f"cudnn: got head size {size}; known is the backward of sizes up to {CUDNN_HEAD}: above, grad * out is added in another "
-            "order, which some gradients of the queries and keys show (torch_cuda/attention_backward.py)"
-        )
     tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
-    tile_size, tiles = (-(-size // 64) * 64, CUDNN_TILES) if is_cudnn else (tile_size, tiles)
+    if is_cudnn:  # a power of two of threads
+        tile_size, tiles = VECTOR << (-(-size // VECTOR) - 1).bit_length(), CUDNN_TILES
     blocks = -(-keys // tiles.keys)
     if blocks > 2 and not in_lockstep:
         raise NotModelled(
