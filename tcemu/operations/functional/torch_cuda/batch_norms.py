@@ -1,7 +1,7 @@
 """PyTorch's batch norm and its gradients as its own CUDA kernels compute them, which `native_batch_norm` calls.
 
-A block takes a channel of contiguous images: its threads in x take neighbouring elements, those in y images. An operand [N, channels] lies
-with its channels innermost: there the threads in y, and blocks, share a channel, and each thread has four chains.
+A block takes a channel of contiguous images: its threads in x take neighbouring elements, those in y images. Where one element is behind
+each channel, channels are innermost: there the threads in y share a channel, and each thread has four chains.
 
 `torch.nn.functional.batch_norm` calls cuDNN instead for float32 operands with axes behind the channels, whose order is not known.
 
@@ -20,14 +20,18 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, fma, rsqrt
+from tcemu.operations.functional.torch_cuda.elementwise import round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places, thread_tree
 from tcemu.operations.functional.torch_cuda.reductions import (
     BATCH_NORM,
     CHANNELS_LAST,
+    REDUCTIONS,
+    Parts,
     reduce_tree_values,
     tree_moments,
 )
@@ -35,7 +39,7 @@ from tcemu.operations.functional.torch_cuda.rows import operand_codes, result_ar
 
 THREADS = (32, 64, 128, 256, 512)  # threads in x: the least number that takes all neighbouring elements
 CHAINS = 4  # of a thread, where channels are innermost
-LAST_THREADS, LAST_ROWS, LAST_BLOCKS = 512, 16, 128  # of a block, rows of a thread to which blocks are fitted, and most blocks of a channel
+LAST_ROWS, MOST_BLOCKS = 16, 7  # rows of a thread to which a launch is fitted; up to as many blocks, one takes all rows
 
 
 class Channels(NamedTuple):
@@ -56,6 +60,11 @@ class Channels(NamedTuple):
         """The number of elements behind the channels."""
         return int(np.prod(self.shape[2:], dtype=int))
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the channels are innermost in memory."""
+        return self.inner == 1
+
     def result(self, found: Value) -> Array:
         """Return values [images * inner, channels] in the operand's dtype and shape."""
         images, channels = self.shape[:2]
@@ -72,43 +81,31 @@ def channel_places(images: int, inner: int) -> np.ndarray:
     return np.where((image >= 0) & (x >= 0), image * inner + x, EMPTY).reshape(-1, down * across).astype(np.int32)
 
 
-class LastLaunch(NamedTuple):
-    """The launch where channels are innermost: threads in y and blocks that share a channel."""
-
-    threads: int
-    blocks: int
-
-
-def last_launch(rows: int, channels: int) -> LastLaunch:
-    """Return the launch for [rows, channels]. Source: `flexible_launch_configs`."""
-    power = lambda n: 1 << (max(n, 1).bit_length() - 1)
-    across = min(power(channels), WARP)
-    down = min(power(-(-rows // LAST_ROWS)), LAST_THREADS // across)
-    if across * down != LAST_THREADS:
-        across = min(power(channels), LAST_THREADS // down)
-    blocks = min(-(-rows // (down * LAST_ROWS)), LAST_BLOCKS)
-    return LastLaunch(down, 1 if blocks < 8 else blocks)
-
-
 @lru_cache(maxsize=64)
 def last_tree(rows: int, channels: int) -> Node:
-    """Return the sum of a channel that is innermost: four chains of a thread, in turn; threads in halves; blocks by threads, in halves."""
-    launch = last_launch(rows, channels)
-    step = launch.threads * launch.blocks
-    turns = -(-rows // (step * CHAINS))
-    numbers = np.arange(turns * CHAINS * step).reshape(turns, CHAINS, launch.blocks, launch.threads)
-    numbers = np.where(numbers < rows, numbers, EMPTY).transpose(0, 2, 3, 1).astype(np.int32)  # [T, blocks, threads, chains]
-    node: Node = Join(Chain(numbers[:, 0] if launch.blocks == 1 else _blocks_by_threads(numbers, launch)))
-    node = Join(node, "folded")
-    return node if launch.blocks == 1 else Join(Join(node, from_zero=True), "folded")
+    """Return the sums of a channel that is innermost by threads: each joins four chains.
+
+    Raises:
+        NotModelled: Several blocks share a channel.
+
+    Source: Normalization.cuh, flexible_launch_configs.
+    """
+    power = lambda n: 1 << (max(n, 1).bit_length() - 1)
+    threads = min(power(-(-rows // LAST_ROWS)), THREADS[-1] // min(power(channels), WARP))
+    if rows > MOST_BLOCKS * threads * LAST_ROWS:
+        raise NotModelled(f"batch_norm: got {rows} rows of {channels} channels; known are rows that one block adds (torch_cuda/batch_norms.py)")
+    turns = -(-rows // (threads * CHAINS))
+    numbers = np.arange(turns * CHAINS * threads).reshape(turns, CHAINS, threads).swapaxes(1, 2)
+    return Join(Chain(np.where(numbers < rows, numbers, EMPTY).astype(np.int32)))
 
 
-def _blocks_by_threads(numbers: np.ndarray, launch: LastLaunch) -> np.ndarray:
-    """Return elements [T, threads, rounds, threads, chains]: a thread of the last block takes the sums of some blocks in turn."""
-    rounds = -(-launch.blocks // launch.threads)
-    missing = rounds * launch.threads - launch.blocks
-    numbers = np.pad(numbers, [(0, 0), (0, missing), (0, 0), (0, 0)], constant_values=EMPTY)
-    return numbers.reshape(len(numbers), rounds, launch.threads, *numbers.shape[2:]).swapaxes(1, 2)
+def _last_moments(codes: Array) -> Parts:
+    """Return the moments of channels that are innermost: of threads, and then of halves of threads."""
+    parts = tree_moments(CHANNELS_LAST, last_tree(*codes.shape), codes)
+    while parts[0].codes.shape[0] > 1:
+        half = parts[0].codes.shape[0] // 2
+        parts = BATCH_NORM.join(*(tuple(Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None))))  # type: ignore[arg-type]
+    return parts
 
 
 def _row(name: str, x: ArrayLike | None) -> Value | None:
@@ -146,17 +143,18 @@ def batch_norm(
         there is none.
 
     Raises:
-        NotModelled: The dtype is another one.
+        NotModelled: The dtype is another one, or several blocks share a channel.
     """
     given = Channels.of("batch_norm", x)
     w, b, means, variances = (_row("batch_norm", v) for v in (weight, bias, running_mean, running_var))
     values, fmt = given.values, given.fmt
     count = values.codes.shape[0]
     if training:
-        if len(given.shape) > 2:
-            mean, squares, _ = tree_moments(BATCH_NORM, _channel_tree(*_sizes(given)), values.codes)
+        if given.is_last:
+            mean, squares, _ = _last_moments(values.codes)
         else:
-            mean, squares, _ = tree_moments(CHANNELS_LAST, last_tree(*values.codes.shape), values.codes)
+            tree = thread_tree(channel_places(given.shape[0], given.inner), far=False, least_warps=WARP)
+            mean, squares, _ = tree_moments(BATCH_NORM, tree, values.codes)
         mean, variance = (Value(v.codes.reshape(1, -1)) for v in (mean, squares / float(count)))
         scale = rsqrt(variance + eps)
         share = float(np.float32(momentum))
@@ -176,14 +174,12 @@ def batch_norm(
     return given.result(found), stored[0], stored[1], running[0], running[1]
 
 
-def _sizes(given: Channels) -> tuple[int, int]:
-    return given.shape[0], given.inner
-
-
-@lru_cache(maxsize=64)
-def _channel_tree(images: int, inner: int) -> Node:
-    """Return the moments of a channel: lanes and warps are joined neighbours first."""
-    return thread_tree(channel_places(images, inner), far=False, least_warps=WARP)
+def _sum_of_pairs(fmt: Format, terms: Array, tree: Node) -> Value:
+    """Add terms; a 16-bit operand's sums are rounded to its format on their way to another thread (`Float2` has such a constructor)."""
+    rounded = lambda codes: round_value(Value(codes), fmt).codes
+    how = REDUCTIONS["sum"]
+    how = how if fmt == F32 else how._replace(join=lambda x, y: how.join(x, rounded(y)))
+    return Value(reduce_tree_values(how, tree, terms).reshape(1, -1))
 
 
 @partial(jax.jit, static_argnames=("training",))
@@ -204,23 +200,29 @@ def batch_norm_backward(
         The gradients of x, of the weight and of the bias, in x's dtype.
 
     Raises:
-        NotModelled: The dtype is another one.
+        NotModelled: The dtype is another one, or several blocks share a channel.
     """
     given, grads = Channels.of("batch_norm_backward", x), Channels.of("batch_norm_backward", grad)
     w, mean_, scale = (_row("batch_norm_backward", v) for v in (weight, mean, rstd))
     assert mean_ is not None and scale is not None
     centred, count = given.values - mean_, given.values.codes.shape[0]
-    is_last = len(given.shape) == 2
-    tree = last_tree(*centred.codes.shape) if is_last else thread_tree(channel_places(*_sizes(given)))
-    total = Value(reduce_tree_values("sum", tree, grads.values.codes).reshape(1, -1))
-    dot = Value(reduce_tree_values("products", tree, grads.values.codes, centred.codes).reshape(1, -1))
+    if given.is_last:
+        tree = Join(last_tree(*centred.codes.shape), "folded")
+        total = Value(reduce_tree_values("sum", tree, grads.values.codes).reshape(1, -1))
+        dot = Value(reduce_tree_values("products", tree, grads.values.codes, centred.codes).reshape(1, -1))
+    else:
+        tree = thread_tree(channel_places(given.shape[0], given.inner))
+        total = _sum_of_pairs(given.fmt, grads.values.codes, tree)
+        if given.fmt == F32:
+            dot = Value(reduce_tree_values("products", tree, grads.values.codes, centred.codes).reshape(1, -1))
+        else:
+            dot = _sum_of_pairs(given.fmt, round_value(grads.values * centred, given.fmt).codes, tree)
     norm = as_value(1.0) / float(count)
     factor = scale if w is None else scale * w
     if not training:
         found = grads.values * factor
-    elif is_last:
-        slope = dot * norm * scale * scale
-        found = (grads.values - total * norm - centred * slope) * factor
+    elif given.is_last:
+        found = fma(-centred, scale * scale * (dot * norm), grads.values - total * norm) * factor
     else:
         slope = dot * norm * scale * scale
         found = (fma(-centred, slope, grads.values) - total * norm) * factor

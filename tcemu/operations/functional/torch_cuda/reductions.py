@@ -108,11 +108,11 @@ def _is_exact_by_device(codes: Array) -> bool:
     return bool(((size == 0) | (size >= LEAST_EXACT)).all())
 
 
-def reduce_tree_values(kind: str, tree: Node, *elements: Array) -> Array:
+def reduce_tree_values(kind: str | Reduction, tree: Node, *elements: Array) -> Array:
     """Reduce the f32 codes of an operand in the order of a tree whose places are along the operand's first axis.
 
     Args:
-        kind: A key of REDUCTIONS.
+        kind: A key of REDUCTIONS, or a reduction.
         tree: The tree.
         *elements: f32 codes [K, *outputs], one array for each operand of the kind.
 
@@ -121,7 +121,7 @@ def reduce_tree_values(kind: str, tree: Node, *elements: Array) -> Array:
     """
     if kind == "sum" and _is_exact_by_device(elements[0]):
         kind = "sum by device"
-    how = REDUCTIONS[kind]
+    how = REDUCTIONS[kind] if isinstance(kind, str) else kind
     return evaluate(tree, TermSums(how, tuple(_with_padding(x, how.padding) for x in elements)))
 
 
@@ -141,10 +141,12 @@ class Moments(NamedTuple):
     Attributes:
         join: Joins two moments.
         reciprocal: An update multiplies by the reciprocal of the count; else it divides.
+        fused: An update's product of two differences is part of an fma.
     """
 
     join: Callable[[Parts, Parts], Parts]
     reciprocal: bool
+    fused: bool = True
 
 
 def _join_welford_ops(own: Parts, other: Parts) -> Parts:
@@ -168,22 +170,23 @@ def _join_vectorised(own: Parts, other: Parts) -> Parts:
 
 def _join_batch_norm(own: Parts, other: Parts) -> Parts:
     """Join as Normalization.cuh, batch_norm_collect_statistics_kernel."""
-    total = own[2] + other[2]
-    factor, delta = 1.0 / where(total < 1.0, 1.0, total), own[0] - other[0]
+    factor, delta = _reciprocal_count(own, other), own[0] - other[0]
     squares = own[1] + fma(delta * delta * own[2] * other[2], factor, other[1])
-    return fma(own[0], own[2], other[0] * other[2]) * factor, squares, total
+    return fma(own[0], own[2], other[0] * other[2]) * factor, squares, own[2] + other[2]
 
 
-def _join_channels_last(own: Parts, other: Parts) -> Parts:
-    """Join as Normalization.cuh, welford_merge_element."""
+def _join_chains(own: Parts, other: Parts) -> Parts:
+    """Join a thread's chains as Normalization.cuh, welford_merge_element. Words of [700, 33] decided which product is fused."""
+    return fma(other[0], other[2], own[0] * own[2]) * _reciprocal_count(own, other), *_join_batch_norm(own, other)[1:]
+
+
+def _reciprocal_count(own: Parts, other: Parts) -> Value:
     total = own[2] + other[2]
-    factor, delta = 1.0 / where(total < 1.0, 1.0, total), own[0] - other[0]
-    squares = own[1] + fma(delta * delta * other[2] * own[2], factor, other[1])
-    return fma(other[0], other[2], own[0] * own[2]) * factor, squares, total
+    return 1.0 / where(total < 1.0, 1.0, total)
 
 
 WELFORD_OPS, VECTORISED = Moments(_join_welford_ops, False), Moments(_join_vectorised, True)  # VECTORISED: cuWelfordOnlineSum
-BATCH_NORM, CHANNELS_LAST = Moments(_join_batch_norm, False), Moments(_join_channels_last, True)
+BATCH_NORM, CHANNELS_LAST = Moments(_join_batch_norm, False), Moments(_join_chains, True, fused=False)
 
 
 class MomentSums(ElementSums):
@@ -206,7 +209,8 @@ class MomentSums(ElementSums):
         value, after = Value(x), count + 1.0
         delta = value - mean
         new = fma(delta, 1.0 / after, mean) if self.how.reciprocal else mean + delta / after
-        return jnp.where(given[..., None], self._stack(new, fma(delta, value - new, squares), after), running)
+        more = fma(delta, value - new, squares) if self.how.fused else squares + delta * (value - new)
+        return jnp.where(given[..., None], self._stack(new, more, after), running)
 
     def add(self, x: Array, y: Array) -> Array:
         return self._stack(*self.how.join(self._parts(x), self._parts(y)))
