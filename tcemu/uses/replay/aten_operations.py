@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,7 +24,19 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax, sorting
+from tcemu.operations.functional.torch_cuda import (
+    attention,
+    batch_norms,
+    embeddings,
+    foreach,
+    losses,
+    norms,
+    optimizers,
+    rows,
+    scans,
+    softmax,
+    sorting,
+)
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
 from tcemu.uses.replay import torch_patches, torch_products
@@ -65,11 +78,13 @@ class Answer(NamedTuple):
         results: One array for each result of aten; None for results that the operation does not give.
         kernel: The kernel or the order.
         evidence: Why these are the GPU's bits.
+        updates: New values of arguments to which the operator writes without saying so in its schema, by name.
     """
 
     results: tuple[np.ndarray | None, ...]
     kernel: str
     evidence: Evidence
+    updates: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -536,6 +551,36 @@ def _rms_norm_backward(call: Call) -> Answer:
     return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
 
 
+def _check_batch_norm(call: Call, x: np.ndarray) -> None:
+    """Raise NotModelled where cuDNN computes batch norm, or operands lie otherwise in memory than the shape says."""
+    if x.dtype == F32 and x.ndim > 2 and call["weight"] is not None:
+        raise NotModelled(
+            f"{call.name}: cuDNN computes float32 operands with axes behind the channels, in an order that is not known; bfloat16 and "
+            "float16 have a rule (torch_cuda/batch_norms.py)"
+        )
+    _contiguous(call, x)
+
+
+def _batch_norm(call: Call) -> Answer:
+    x = call["input"]
+    _check_batch_norm(call, x)
+    names = ("weight", "bias", "running_mean", "running_var")
+    options = (bool(call["training"]), float(call["momentum"]), float(call["eps"]))
+    *found, mean, variance = _evaluate(batch_norms.batch_norm, x, *(call[name] for name in names), *options)
+    updates = {"running_mean": mean, "running_var": variance} if call["training"] and mean is not None else {}
+    return Answer(tuple(found), f"Normalization.cuh, {x.shape[1]} channels", CENSUS, updates)
+
+
+def _batch_norm_backward(call: Call) -> Answer:
+    _requires(call, train=True)
+    names = ("grad_out", "input", "weight", "save_mean", "save_invstd")
+    operands = [call[name] if call[name] is None else np.ascontiguousarray(call[name]) for name in names]
+    _check_batch_norm(call, operands[1])
+    found = _evaluate(batch_norms.batch_norm_backward, *operands)
+    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+    return Answer(kept, f"Normalization.cuh, gradients of {operands[1].shape[1]} channels", CENSUS)
+
+
 # ---- losses, embeddings and cumulative sums
 
 REDUCTIONS = ("none", "mean", "sum")  # by aten's number
@@ -551,6 +596,17 @@ def _nll_loss_backward(call: Call) -> Answer:
     operands = tuple(call[name] for name in ("grad_output", "self", "target", "total_weight", "weight"))
     found = _evaluate(losses.nll_loss_backward, *operands, REDUCTIONS[call["reduction"]], call["ignore_index"])
     return Answer((found,), "Loss.cu, gradient", LENGTHS)
+
+
+def _mse_loss(call: Call) -> Answer:
+    x, target = (np.ascontiguousarray(call[name]) for name in ("self", "target"))
+    found = _evaluate(losses.mse_loss, x, target, REDUCTIONS[call["reduction"]], gpu=call.gpu)
+    return Answer((found,), f"squares in {x.dtype}, and Reduce.cuh, {x.size} terms", LENGTHS)
+
+
+def _mse_loss_backward(call: Call) -> Answer:
+    operands = [np.ascontiguousarray(call[name]) for name in ("grad_output", "self", "target")]
+    return Answer((_evaluate(losses.mse_loss_backward, *operands, REDUCTIONS[call["reduction"]]),), "mse_loss_backward", CENSUS)
 
 
 def _embedding_backward(call: Call) -> Answer:
@@ -651,7 +707,7 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     )
     array = lambda x: jnp.asarray(np.ascontiguousarray(x))
     found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
-    status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
+    status = BY_RULE if choice.source == torch_products.RULE else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
 
@@ -768,6 +824,12 @@ OPERATIONS: dict[str, Operation] = {
     "nll_loss_forward": Operation("self, target, weight, reduction, ignore_index", _nll_loss),
     "nll_loss_backward": Operation(
         "grad_output, self, target, weight, reduction, ignore_index, total_weight", _nll_loss_backward
+    ),
+    "mse_loss": Operation("self, target, reduction=1", _mse_loss),
+    "mse_loss_backward": Operation("grad_output, self, target, reduction", _mse_loss_backward),
+    "native_batch_norm": Operation("input, weight, bias, running_mean, running_var, training, momentum, eps", _batch_norm),
+    "native_batch_norm_backward": Operation(
+        "grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask", _batch_norm_backward
     ),
     "embedding_dense_backward": Operation(
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward

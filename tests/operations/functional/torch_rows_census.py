@@ -20,7 +20,14 @@ from tcemu.operations.functional.torch_cuda.batch_norms import batch_norm, batch
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward, index_add, index_put_accumulate
 from tcemu.operations.functional.torch_cuda.foreach import clip_grad_norm, foreach_norm
-from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward, nll_loss, nll_loss_backward
+from tcemu.operations.functional.torch_cuda.losses import (
+    cross_entropy,
+    cross_entropy_backward,
+    mse_loss,
+    mse_loss_backward,
+    nll_loss,
+    nll_loss_backward,
+)
 from tcemu.operations.functional.torch_cuda.norms import (
     group_norm,
     group_norm_backward,
@@ -154,6 +161,8 @@ def loss(operator, options, x, target, weight, classes):
         kind = "sum" if operator == "ce_sum" else "mean"
         found = [cross_entropy(x, classes, reduction=kind, **smoothing)]
         return [*found, cross_entropy_backward(one, x, classes, **smoothing)] if operator.endswith("bwd") else found
+    if operator == "mse":
+        return [mse_loss(x, target)]
     if not operator.startswith("nll"):
         raise NotModelled(f"loss/{operator}: no rule")
     w = weight if "weight" in operator else None
@@ -196,6 +205,7 @@ def unary(operator, options, x):
 
 
 BINARY = {
+    "mse_backward": lambda x, y, z: mse_loss_backward(x, y, z, "none"),
     "sub_a": lambda x, y, z: elementwise("add", x, y, alpha=-0.3),
     "lerp_far": lambda x, y, z: elementwise("lerp", x, y, weight=0.7),
     "mul_scalar": lambda x, y, z: elementwise("mul", x, 0.3),

@@ -27,8 +27,10 @@ from jax import Array, lax
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
 from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, where
+from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import (
     INFINITY,
     LARGEST_HEAD,
@@ -39,10 +41,10 @@ from tcemu.operations.functional.torch_cuda.fused_attention import (
     rescale,
     softmax_factors,
 )
+from tcemu.operations.functional.torch_cuda.rows import reduce
 
 DEPTH = 16  # K of the mma instruction
 VECTOR = 8  # elements that a thread loads at a time
-MOST_SUMMED = 4  # gradients of a group's heads that one thread adds in turn
 
 
 class BackwardTiles(NamedTuple):
@@ -320,16 +322,9 @@ def _elements(blocks: Sequence[int], size: int) -> np.ndarray:
 
 
 def _sum_of_groups(fmt: Format, gradients: Array, group: int) -> Array:
-    """Add the rounded gradients of the heads of a group, as PyTorch does after the kernel: in f32, in turn."""
+    """Add the rounded gradients of the heads of a group, as PyTorch does after the kernel on [batch, keys, key heads, group, size]."""
     if group == 1:
         return gradients
-    if group > MOST_SUMMED:
-        raise NotModelled(
-            f"got groups of {group} heads; known is the sum of up to {MOST_SUMMED}, which one thread adds in turn "
-            "(torch_cuda/attention_backward.py)"
-        )
-    parts = convert(fmt, F32, gradients).reshape(gradients.shape[0], -1, group, *gradients.shape[2:])
-    total = Value(parts[:, :, 0])
-    for head in range(1, group):
-        total = total + Value(parts[:, :, head])
-    return convert(F32, fmt, total.codes)
+    parts = gradients.reshape(gradients.shape[0], -1, group, *gradients.shape[2:]).transpose(0, 3, 1, 2, 4)
+    total = array_codes(reduce("sum", to_float(fmt, parts, given_dtype(fmt)), 3))[1]
+    return total.transpose(0, 2, 1, 3)
