@@ -151,7 +151,7 @@ def sdpa(backend: str, way: str, dtype: str, case: str) -> list:
     seed = f"{s}{keys}{d}"
     q = normal(f"q{seed}", (b, h, s, d), dtype)
     k, v = (normal(f"{which}{seed}", (b, key_heads, keys, d), dtype) for which in "kv")
-    options = {"backend": SDPA[backend], "causal": causal == "True"}
+    options = {"backend": SDPA[backend], "causal": causal == "True", "multiply": matmul}
     out, logsumexp = attention(q, k, v, **options)
     if way == "fwd":
         return [out]

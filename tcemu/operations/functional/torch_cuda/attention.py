@@ -132,6 +132,7 @@ def attention(
     bias: ArrayLike | None = None,
     scale: float | None = None,
     gpu: str = "H200",
+    multiply: Multiply | None = None,
 ) -> tuple[Array, Array]:
     """Compute `scaled_dot_product_attention` as one of PyTorch's backends does.
 
@@ -144,6 +145,8 @@ def attention(
         bias: Added to the scaled scores, or booleans, of which False hides a key. It broadcasts to [batch, heads, queries, keys].
         scale: Factor of the scores; None: 1 / sqrt(size).
         gpu: "H100" or "H200".
+        multiply: Of "math" with one head in all, which PyTorch computes by products of matrices: computes A·B of f32 matrices, given
+            transposed_a and transposed_b as `tcemu.uses.replay.torch_products.matmul`. With more heads cuBLAS's batched product is a chain.
 
     Returns:
         The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
@@ -157,7 +160,7 @@ def attention(
     Source: as the modules of `torch_cuda` say; words of an H200 that agree: the census in tests/operations/functional.
     """
     call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
-    return _math(call) if backend == "math" else _fused(call)
+    return _math(call, _product(call, multiply)) if backend == "math" else _fused(call)
 
 
 OPEN_ORDERS = ("raise", "lockstep")
@@ -176,6 +179,7 @@ def attention_backward(
     bias: ArrayLike | None = None,
     scale: float | None = None,
     gpu: str = "H200",
+    multiply: Multiply | None = None,
     open_order: str = "raise",
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of `attention` as one of PyTorch's backends does.
@@ -192,6 +196,7 @@ def attention_backward(
         bias: As in `attention`.
         scale: As in `attention`.
         gpu: As in `attention`.
+        multiply: As in `attention`.
         open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "lockstep", by which blocks of keys
             are added as if all ran at the same pace: one of the results that the GPU may give.
 
@@ -219,7 +224,7 @@ def attention_backward(
         raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
     in_lockstep = open_order == "lockstep"
     if backend == "math":
-        found = _math_backward(call, grad_codes, to_float(F32, lse_codes))
+        found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
     elif backend == "efficient":
         found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale, in_lockstep=in_lockstep)
     else:
@@ -320,10 +325,25 @@ def _fused(call: _Call) -> tuple[Array, Array]:
 # ---- the math backend
 
 
-def multiply_by_chain(a: Array, b: Array) -> Array:
-    """Return A·B of f32 arrays [..., M, K] and [..., K, N] by one chain of fma over K, which cuBLAS's batched product without TF32 is."""
+Multiply = Callable[..., Array]  # of A, B, transposed_a and transposed_b
+
+
+def multiply_by_chain(a: Array, b: Array, *, transposed_a: bool = False, transposed_b: bool = False) -> Array:
+    """Return A·B of f32 arrays [..., M, K] and [..., K, N] by one chain of fma over K, whatever their memory orders."""
     recipe = KernelRecipe(F32, F32, F32, Lanes(), Slices.single(a.shape[-1]), Merge(start="zero"))
     return matmul(a, b, recipe=recipe)
+
+
+def _product(call: _Call, multiply: Multiply | None) -> Multiply:
+    """Return what computes the products of a call. Raises NotModelled for one head without `multiply`."""
+    if call.q.shape[0] * call.q.shape[1] > 1:
+        return multiply_by_chain
+    if multiply is None:
+        raise NotModelled(
+            "math: got one head in all, for which PyTorch multiplies matrices by kernels that depend on their shapes; give multiply="
+            "tcemu.uses.replay.torch_products.matmul (torch_cuda/attention.py)"
+        )
+    return lambda a, b, **orders: multiply(a[0, 0], b[0, 0], **orders)[None, None]
 
 
 def _math_operands(call: _Call) -> tuple[Array, Array, Array]:
@@ -341,25 +361,25 @@ def _turned(x: Array) -> Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-def _math(call: _Call) -> tuple[Array, Array]:
+def _math(call: _Call, multiply: Multiply) -> tuple[Array, Array]:
     """Compute in f32; the result is rounded once."""
     q, k, v = _math_operands(call)
-    scores = multiply_by_chain(q, _turned(k))
+    scores = multiply(q, _turned(k), transposed_b=True)
     if call.causal:
         hidden = np.arange(k.shape[2])[None] > np.arange(q.shape[2])[:, None]
         scores = jnp.where(hidden, -jnp.inf, scores)
     if call.bias is not None:
         scores = _numbers(Value(array_codes(scores)[1]) + Value(call.bias))
     weights = softmax(scores)
-    out = multiply_by_chain(weights, v)
+    out = multiply(weights, v)
     return to_float(call.fmt, convert(F32, call.fmt, array_codes(out)[1]), given_dtype(call.fmt)), weights
 
 
-def _math_backward(call: _Call, grad: Array, weights: Array) -> tuple[Array, Array, Array]:
+def _math_backward(call: _Call, multiply: Multiply, grad: Array, weights: Array) -> tuple[Array, Array, Array]:
     """Compute the gradients that autograd gives of the math backend's operators, codes of the operands' format."""
     q, k, v = _math_operands(call)
     wide = to_float(F32, convert(call.fmt, F32, grad))
-    of_scores = softmax_backward(multiply_by_chain(wide, _turned(v)), weights)
+    of_scores = softmax_backward(multiply(wide, _turned(v), transposed_b=True), weights)
     root, group = float(np.sqrt(call.scale)), q.shape[1] // call.k.shape[1]
 
     def finished(x: Array, factor: float, group: int) -> Array:
@@ -371,7 +391,7 @@ def _math_backward(call: _Call, grad: Array, weights: Array) -> tuple[Array, Arr
         return convert(F32, call.fmt, scaled.codes)
 
     return (
-        finished(multiply_by_chain(of_scores, k), root, 1),
-        finished(multiply_by_chain(_turned(of_scores), q), root, group),
-        finished(multiply_by_chain(_turned(weights), wide), 1.0, group),
+        finished(multiply(of_scores, k), root, 1),
+        finished(_turned(multiply(_turned(q), of_scores, transposed_a=True)), root, group),
+        finished(multiply(_turned(weights), wide, transposed_a=True), 1.0, group),
     )
