@@ -1,9 +1,9 @@
 """Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
 
 `choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels of the layers of usual models that were
-recorded on an H200 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), or from rules. Rules: nvjet's thresholds
-(`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel that cuBLASLt
-proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
+recorded on an H200 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), or from rules. Rules: nvjet's
+thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel
+that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
 `benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and says what a recording would teach.
 
 Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,

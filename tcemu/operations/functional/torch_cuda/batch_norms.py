@@ -93,7 +93,9 @@ def last_tree(rows: int, channels: int) -> Node:
     power = lambda n: 1 << (max(n, 1).bit_length() - 1)
     threads = min(power(-(-rows // LAST_ROWS)), THREADS[-1] // min(power(channels), WARP))
     if rows > MOST_BLOCKS * threads * LAST_ROWS:
-        raise NotModelled(f"batch_norm: got {rows} rows of {channels} channels; known are rows that one block adds (torch_cuda/batch_norms.py)")
+        raise NotModelled(
+            f"batch_norm: got {rows} rows of {channels} channels; known are rows that one block adds (torch_cuda/batch_norms.py)"
+        )
     turns = -(-rows // (threads * CHAINS))
     numbers = np.arange(turns * CHAINS * threads).reshape(turns, CHAINS, threads).swapaxes(1, 2)
     return Join(Chain(np.where(numbers < rows, numbers, EMPTY).astype(np.int32)))
@@ -139,8 +141,8 @@ def batch_norm(
         eps: Added to the variance.
 
     Returns:
-        The result in x's dtype; mean and 1 / sqrt(variance + eps) of each channel, float32; and the new running mean and variance, None where
-        there is none.
+        The result in x's dtype; mean and 1 / sqrt(variance + eps) of each channel, float32; and the new running mean and
+        variance, None where there is none.
 
     Raises:
         NotModelled: The dtype is another one, or several blocks share a channel.
