@@ -64,9 +64,7 @@ TILES = {  # head size up to which a kernel serves
 }
 
 
-# cuDNN's, found by words: sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64 adds 64 keys in one chain, those of larger heads, 64x64x128 to
-# 64x64x256, add 128 keys in one
-CUDNN_TILES = {64: BackwardTiles(64, 64), 256: BackwardTiles(64, 128)}
+CUDNN_TILES = BackwardTiles(64, 128)  # keys that one chain adds: found by words of head sizes 64, 128 and 160
 
 
 class BackwardOperands(NamedTuple):
@@ -168,8 +166,7 @@ def fused_backward(
     is_cudnn = name == "cudnn"
     tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
     if is_cudnn:  # a power of two of threads
-        tile_size = VECTOR << (-(-size // VECTOR) - 1).bit_length()
-        tiles = next(tiles for most, tiles in CUDNN_TILES.items() if size <= most)
+        tile_size, tiles = VECTOR << (-(-size // VECTOR) - 1).bit_length(), CUDNN_TILES
     blocks = -(-keys // tiles.keys)
     if blocks > 2 and not in_lockstep:
         raise NotModelled(
