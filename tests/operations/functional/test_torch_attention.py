@@ -22,8 +22,6 @@ USUAL = (  # one a kernel: several blocks of keys, splits that are combined, gro
     "sdpa|EFFICIENT_ATTENTION|fwd|bf16|1,2,2,197,197,32,True",
     "sdpa|MATH|fwd|bf16|1,2,2,16,16,64,True",
     "sdpa|FLASH_ATTENTION|bwd|bf16|2,4,2,48,48,64,True",
-    "sdpa|EFFICIENT_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
-    "sdpa|CUDNN_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
     "sdpa|MATH|bwd|bf16|1,2,2,77,77,80,False",
     "sdpa|EFFICIENT_ATTENTION|bwd|bf16|1,2,2,197,197,32,False",
     "sdpa|CUDNN_ATTENTION|bwd|bf16|2,4,2,48,48,64,False",

@@ -37,14 +37,18 @@ from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_nump
 from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adamw_step, sgd_step
 from tcemu.uses.replay.torch_products import matmul
 
-FUNCTIONS = (  # of rows and elements: a case is quick where NumPy evaluates them, since nothing is compiled
-    batch_norms.batch_norm, batch_norms.batch_norm_backward, elementwise.elementwise, embeddings.embedding_backward, embeddings.index_add,
-    embeddings.index_put_accumulate, losses.cross_entropy, losses.cross_entropy_backward, losses.mse_loss, losses.mse_loss_backward,
-    losses.nll_loss, losses.nll_loss_backward, norms.group_norm, norms.group_norm_backward, norms.layer_norm, norms.layer_norm_backward,
-    norms.rms_norm, norms.rms_norm_backward, rows.reduce, rows.standard_deviation, rows.var_mean, rows.variance, rows.vector_norm,
-    scans.cumprod, scans.cumsum, softmax.logsumexp, softmax.softmax, softmax.softmax_backward, sorting.sort, sorting.topk,
-)  # fmt: skip
-F = SimpleNamespace(**{fn.__name__: fn for fn in FUNCTIONS})
+FUNCTIONS = {  # of rows and elements: a case is quick where NumPy evaluates them, since nothing is compiled
+    batch_norms: "batch_norm batch_norm_backward",
+    elementwise: "elementwise",
+    embeddings: "embedding_backward index_add index_put_accumulate",
+    losses: "cross_entropy cross_entropy_backward mse_loss mse_loss_backward nll_loss nll_loss_backward",
+    norms: "group_norm group_norm_backward layer_norm layer_norm_backward rms_norm rms_norm_backward",
+    rows: "reduce standard_deviation var_mean variance vector_norm",
+    scans: "cumprod cumsum",
+    softmax: "logsumexp softmax softmax_backward",
+    sorting: "sort topk",
+}
+F = SimpleNamespace(**{name: getattr(module, name) for module, names in FUNCTIONS.items() for name in names.split()})
 
 
 def evaluate_by_numpy() -> None:

@@ -268,7 +268,10 @@ def cutlass_backward(
         )
     rows, columns = turns * tiles.queries, blocks * tiles.keys
     flat = lambda x: x.reshape(-1, x.shape[-1])
-    padded = lambda x, length, fill=0: jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
+
+    def padded(x: Array, length: int, fill: np.uint32 | int = 0) -> Array:
+        return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
+
     wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (out, grad)]
     row_sums = by_rows(partial(_row_products, CUTLASS_THREADS[tile_size], False), *wide)
     row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
