@@ -408,6 +408,9 @@ class GpuEmulation:
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
+        named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+        for key, value in answer.updates.items():
+            named[key].copy_(to_tensor(value))
         for i, out in enumerate(empty):
             if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
                 if isinstance(out, torch.Tensor):

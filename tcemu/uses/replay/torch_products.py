@@ -1,8 +1,9 @@
 """Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
 
-`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, or from rules. Rules: nvjet's thresholds
-(`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel that cuBLASLt
-proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
+`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels of the layers of usual models that were
+recorded on an H200 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), or from rules. Rules: nvjet's
+thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel
+that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
 `benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and says what a recording would teach.
 
 Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,
@@ -44,6 +45,9 @@ from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet
 
 RULES_FILE = Path(__file__).parent / "torch_product_rules.json.xz"
 RULES_KIND, RULES_VERSION = "tcemu torch product rules", 1
+LAUNCHES_FILE = Path(__file__).parent / "torch_product_launches.json.xz"
+LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch product launches", 1
+LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "products")
 RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
@@ -108,6 +112,22 @@ def product_rules() -> ProductRules:
     data = check_saved("rules", decompress_json(RULES_FILE.read_bytes()), RULES_KIND, RULES_VERSION, RULES_FIELDS)
     forms = {name: FormTree(*tree) for name, tree in data["forms"].items()}
     return ProductRules(data["gpu"], data["sm_count"], forms, {name: RuleCount(*count) for name, count in data["counts"].items()})
+
+
+class RecordedLaunches(NamedTuple):
+    """The contents of `torch_product_launches.json.xz`: the kernels of each product."""
+
+    gpu: str
+    launches: dict[TorchProduct, tuple[Launch, ...]]
+
+
+@lru_cache(maxsize=1)
+def recorded_launches() -> RecordedLaunches:
+    """Read the recorded launches of this package."""
+    data = check_saved("launches", decompress_json(LAUNCHES_FILE.read_bytes()), LAUNCHES_KIND, LAUNCHES_VERSION, LAUNCHES_FIELDS)
+    names = data["kernels"]
+    read = lambda kernel: Launch(names[kernel[0]], *(tuple(size) for size in kernel[1:]))  # a memset has no grid
+    return RecordedLaunches(data["gpu"], {TorchProduct(*product): tuple(map(read, kernels)) for *product, kernels in data["products"]})
 
 
 def form_name(call: TorchProduct) -> str:
@@ -221,9 +241,9 @@ def choose_kernel(
     if launches is not None:
         found = order_of_kernels(launches, call)
         return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, found.evidence)
-    measured = measured_choice(call, gpu)
-    if measured is not None:
-        return measured
+    known = measured_choice(call, gpu) or recorded_choice(call, gpu)
+    if known is not None:
+        return known
     ruled = nvjet_choice(call, gpu) or tree_choice(call, gpu)
     teach = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
     if ruled is None:
@@ -246,6 +266,16 @@ def measured_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
         return None
     recipe = profile.kernel_recipe(shape)
     return ProductChoice(call, recipe, False, "as measured", MEASURED, recipe.conditions.evidence)
+
+
+def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a product whose kernels were recorded; None for others. Raises NotModelled where their order is not known."""
+    recorded = recorded_launches()
+    if call not in recorded.launches:
+        return None
+    found = order_of_kernels(recorded.launches[call], call)
+    evidence = f"its kernels on an {recorded.gpu}{'' if gpu in recorded.gpu else f', assumed for an {gpu}'}; {found.evidence}"
+    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
 
 
 def is_aligned(call: TorchProduct) -> bool:

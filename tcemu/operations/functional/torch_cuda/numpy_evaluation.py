@@ -224,6 +224,27 @@ def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
         return jax.tree.unflatten(structure, [np.asarray(x) for x in _evaluate(closed.jaxpr, closed.consts, arrays)])
 
 
+ARRAY = object()  # stands for an array among the arguments of `_bind`
+
+
+@lru_cache(maxsize=1024)
+def _bind(fn: Callable[..., Any], arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return a function of the arrays among its arguments; equal ones are one object."""
+
+    def run(*arrays: Any) -> Any:
+        given = iter(arrays)
+        return fn(*[next(given) if argument is ARRAY else argument for argument in arguments], **dict(options))
+
+    return run
+
+
+def call_by_numpy(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Compute `fn(*arguments, **options)`, a function of JAX, by NumPy. Arguments that are no NumPy arrays are static, and hash."""
+    arrays = [np.ascontiguousarray(x) for x in arguments if isinstance(x, np.ndarray)]
+    fixed = tuple(ARRAY if isinstance(x, np.ndarray) else x for x in arguments)
+    return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)
+
+
 @lru_cache(maxsize=4096)
 def _last_uses(jaxpr: Any) -> tuple[tuple[Any, ...], ...]:
     """Return the variables that no equation after each one reads, so that their memory is free early."""

@@ -64,7 +64,7 @@ def _check_operands(recipe: KernelRecipe, given: KernelOperands, shape: tuple[in
         if expected is not None and size != expected:
             raise ValueError(
                 f"{name} is {size}, and this recipe was observed at {name} = {expected}; another shape may get another kernel. "
-                "recipe.of_any_shape() computes some rows and columns of that product, or the product by this kernel"
+                "recipe.without_shape() computes some rows and columns of that product, or the product by this kernel"
             )
     rows = {"scale_a": (shape[-2], 1), "scale_b": (1, shape[-1])}
     for name, scale in (("scale_a", given.scale_a), ("scale_b", given.scale_b)):
