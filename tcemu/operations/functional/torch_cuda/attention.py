@@ -310,7 +310,7 @@ def _fused(call: _Call) -> tuple[Array, Array]:
         None if call.bias is None else call.bias.reshape(batch, key_heads, rows, -1),
     )  # fmt: skip
     found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale)
-    out = by_rows(jax.jit(partial(convert, F32, call.fmt)), found.out)
+    out = by_rows(convert, found.out, fixed=(F32, call.fmt))
     result = to_float(call.fmt, jnp.asarray(out).reshape(batch, heads, queries, width), given_dtype(call.fmt))
     return result, to_float(F32, jnp.asarray(found.logsumexp).reshape(batch, heads, queries))
 

@@ -1,7 +1,7 @@
 """Functions of JAX evaluated by NumPy, equation by equation: nothing is compiled, so that the first call of a shape does not wait for XLA.
 
-The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are jitted functions by
-name. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
+The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are traced as their
+names alone. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
 contracts or flushes. Every other equation is one of integers, or a move.
 """
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from tcemu.base.jax_internals import split_scan_operands
+from tcemu.base.jax_internals import named_call, split_scan_operands, tracing_names
 from tcemu.engine.arithmetic.special_functions import NAN
 
 F32 = np.dtype(np.float32)
@@ -56,7 +56,7 @@ def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return odd.view(np.float64).astype(np.float32)
 
 
-FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a jitted function of f32 codes
+FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a function of f32 codes
     "add_f32": np.add,
     "multiply_f32": np.multiply,
     "divide_f32": np.divide,
@@ -213,7 +213,8 @@ def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
     with _lock:
         program = _programs.get(key)
     if program is None:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
+        with tracing_names():
+            closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
         program = closed, jax.tree.structure(shape)
         with _lock:
             if len(_programs) > 512:
@@ -248,10 +249,9 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> li
 
 def _compute(equation: Any, operands: list[Any]) -> list[Any]:
     kind, params = equation.primitive.name, equation.params
-    name = params.get("name")
+    if equation.primitive is named_call:
+        return [np.broadcast_to(_call_floats(params["name"], *operands), equation.outvars[0].aval.shape)]
     if kind in CALLS:
-        if name in FLOAT_FUNCTIONS:
-            return [np.broadcast_to(_call_floats(name, *operands), equation.outvars[0].aval.shape)]
         inner = next((params[key] for key in INNER if key in params), None)
         if inner is not None:
             closed = hasattr(inner, "consts")
