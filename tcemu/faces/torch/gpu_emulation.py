@@ -17,6 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,6 +31,7 @@ from tcemu.faces.torch.watching import describe_tensor
 from tcemu.operations.functional.torch_cuda.attention import CHOICES, CUDNN_HIDDEN, AttentionCall
 from tcemu.operations.functional.torch_cuda.sorting import NETWORK
 from tcemu.uses.replay.aten_operations import (
+    BY_RULE,
     EXACT,
     EXACT_RESULT,
     GPUS,
@@ -278,7 +282,7 @@ def _flat_tensors(*trees: Any) -> list[torch.Tensor]:
 class GpuEmulation:
     """A model whose operations are computed as PyTorch computes them on a GPU, within `with`; `emulate(model, gpu=...)` returns it."""
 
-    def __init__(self, model: torch.nn.Module, gpu: str, library: str, unknown: str) -> None:
+    def __init__(self, model: torch.nn.Module, gpu: str, library: str, unknown: str, compiled: Any = None) -> None:
         if gpu not in GPUS:
             raise NotModelled(
                 f"gpu={gpu!r}: launches, products and attention depend on the GPU; known are {', '.join(GPUS)} "
@@ -291,6 +295,8 @@ class GpuEmulation:
         if unknown not in UNKNOWN_CHOICES:
             raise ValueError(f"unknown={unknown!r}: expected one of {', '.join(UNKNOWN_CHOICES)}")
         self.model, self.gpu, self.library, self.unknown = model, gpu, library, unknown
+        self.compiled = compiled  # graphs of `tcemu.inductor`
+        self._compiled_model: Callable[..., Any] | None = None
         self._lines: dict[tuple, int] = {}
         self._warned: set[str] = set()
         self._open: list[Any] = []
@@ -301,8 +307,9 @@ class GpuEmulation:
     def __enter__(self) -> GpuEmulation:
         if self._open:
             raise RuntimeError("emulate: this block is open already")
-        self._paths = ModulePaths(self.model)
-        self._open = [GpuDefaults(), FunctionChoices(self), OperationMode(self)]
+        if self.compiled is None:
+            self._paths = ModulePaths(self.model)
+            self._open = [GpuDefaults(), FunctionChoices(self), OperationMode(self)]
         for mode in self._open:
             mode.__enter__()
         return self
@@ -315,6 +322,8 @@ class GpuEmulation:
             self._paths.remove()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.compiled is not None:
+            return self._call_compiled(args, kwargs)
         if self._open:
             return self.model(*args, **kwargs)
         with self:
@@ -326,6 +335,41 @@ class GpuEmulation:
 
     def __repr__(self) -> str:
         return f"emulate({type(self.model).__name__}, gpu={self.gpu!r}, library={self.library!r}, unknown={self.unknown!r})"
+
+    # ---- compiled graphs
+
+    def _call_compiled(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the model by its compiled graphs: Dynamo captures it here too, only to learn the order of a graph's operands."""
+        if torch.is_grad_enabled():
+            raise NotModelled(
+                "compiled: graphs of training have no rule, since what they keep for the backward pass is the compiler's choice; call the "
+                "model under torch.no_grad() (faces/torch/gpu_emulation.py)"
+            )
+        if self._compiled_model is None:
+            self._compiled_model = torch.compile(self.model, backend=self._capture, fullgraph=True, dynamic=False)
+        try:
+            return self._compiled_model(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            raise error.inner_exception from None
+
+    def _capture(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
+        return aot_autograd(fw_compiler=self._find_graph, keep_inference_input_mutations=True)(captured, operands)
+
+    def _find_graph(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
+        graph = self.compiled.find(operands)
+
+        def run(given: list[torch.Tensor]) -> Any:
+            with OperationMode(self):
+                return graph.run(*given, target=self.gpu, watch=self._add_launch)
+
+        return make_boxed_func(lambda *given: run(list(given)))
+
+    def _add_launch(self, part: Any) -> None:
+        """List the launch of a kernel; an operator has listed itself."""
+        if part.launch is not None:
+            doubts = "; ".join(part.launch.inexact)
+            evidence = Evidence(NOT_KNOWN, doubts) if doubts else Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx")
+            self._add((f"triton.{part.name}", "", False), _describe_operands(_flat_tensors(part.operands)), "PTX", evidence)
 
     # ---- one operation
 
