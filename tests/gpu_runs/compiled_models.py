@@ -1,7 +1,6 @@
 """What `torch.compile` writes for small models on a GPU: its cache folder without machine code, and digests of each launch.
 
     python compiled_models.py record OUT [NAME...]     on a machine with a GPU: OUT/NAME.tar.xz and OUT/NAME.json a case
-    python compiled_models.py sources OUT [NAME...]    on a machine without: the kernels' sources that inductor writes for a faked GPU
 
 Each case runs in a process of its own. A launch has the digest of each tensor before and after, as the kernel reads its memory.
 """
@@ -49,7 +48,21 @@ def make(name, device):
             return x.sum(), y.softmax(-1), torch.nn.functional.gelu(norm), y.mean(0), z.transpose(0, 1).contiguous() * 2, x.exp().amax()
 
         return reductions, [place(0, (100_000,), f32), place(1, (37, 5000), bf16), place(2, (65, 768), f32)]
+    if name == "more_reductions":
+
+        def more_reductions(x, y, z):
+            shifted = torch.nn.functional.rms_norm(y.float(), y.shape[-1:]).to(y.dtype) + y.mean(1, keepdim=True)
+            return x.var(), y.log_softmax(0), shifted, z.cumsum(1), z.std(0), torch.erf(z).sum((0, 1)) / 1000, y.argmax(-1)
+
+        return more_reductions, [place(3, (30_000,), f16), place(4, (50, 700), f16), place(5, (33, 1001), f32)]
     sizes = {
+        "bert": (models.BERT, "eager", bf16, dict(hidden_size=384, num_hidden_layers=2, num_attention_heads=6, intermediate_size=1536)),
+        "gemma3": (
+            models.GEMMA,
+            "sdpa",
+            bf16,
+            models.decoder(384, 1024, 2, 6, 2, head_dim=64, query_pre_attn_scalar=64, sliding_window=32),
+        ),
         "qwen3": (models.QWEN, "sdpa", bf16, models.decoder(256, 704, 2, 4, 2, head_dim=64)),
         "gpt2": (models.GPT2, "eager", f16, dict(n_embd=256, n_layer=2, n_head=4, n_positions=1024, **models.NO_DROPOUT)),
         "llama": (models.LLAMA, "eager", f32, models.decoder(256, 704, 1, 4, 2)),
@@ -60,10 +73,10 @@ def make(name, device):
         return lambda: model(input_ids=given)[0], []
     kind, attention, dtype, config = sizes[name]
     model, tokens = models.language_model(kind, attention, dtype, device, **config), models.ids(1, 40, device)
-    return lambda: model(input_ids=tokens, use_cache=False)[0], []
+    return lambda: model(input_ids=tokens, **({} if name == "bert" else {"use_cache": False}))[0], []
 
 
-NAMES = ("norm_silu", "reductions", "qwen3", "gpt2", "llama", "minilm")
+NAMES = ("norm_silu", "reductions", "more_reductions", "qwen3", "gpt2", "llama", "gemma3", "bert", "minilm")
 
 
 def digest(x):

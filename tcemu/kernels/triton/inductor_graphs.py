@@ -292,7 +292,9 @@ def _literal_entry(node: ast.expr, key: str) -> Any:
     """Return an entry of a dictionary whose other entries need not be literals."""
     assert isinstance(node, ast.Dict)
     return next(
-        ast.literal_eval(value) for name, value in zip(node.keys, node.values, strict=True) if isinstance(name, ast.Constant) and name.value == key
+        ast.literal_eval(value)
+        for name, value in zip(node.keys, node.values, strict=True)
+        if isinstance(name, ast.Constant) and name.value == key
     )
 
 

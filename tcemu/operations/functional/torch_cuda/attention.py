@@ -7,7 +7,6 @@ kernels: `fused_attention.py`. Held to words of PyTorch 2.11.0 on an H200: `test
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 import jax
