@@ -17,9 +17,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed
-from torch._functorch.aot_autograd import make_boxed_func
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -345,24 +342,25 @@ class GpuEmulation:
                 "compiled: graphs of training have no rule, since what they keep for the backward pass is the compiler's choice; call the "
                 "model under torch.no_grad() (faces/torch/gpu_emulation.py)"
             )
-        if self._compiled_model is None:
-            self._compiled_model = torch.compile(self.model, backend=self._capture, fullgraph=True, dynamic=False)
+        run = self._compiled_model or torch.compile(self.model, backend=self._capture, fullgraph=True, dynamic=False)
+        self._compiled_model = run
         try:
-            return self._compiled_model(*args, **kwargs)
-        except BackendCompilerFailed as error:
+            return run(*args, **kwargs)
+        except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
             raise error.inner_exception from None
 
     def _capture(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
+        aot_autograd = importlib.import_module("torch._dynamo.backends.common").aot_autograd  # Dynamo takes seconds to import
         return aot_autograd(fw_compiler=self._find_graph, keep_inference_input_mutations=True)(captured, operands)
 
     def _find_graph(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
         graph = self.compiled.find(operands)
 
-        def run(given: list[torch.Tensor]) -> Any:
+        def run(*given: torch.Tensor) -> Any:
             with OperationMode(self):
                 return graph.run(*given, target=self.gpu, watch=self._add_launch)
 
-        return make_boxed_func(lambda *given: run(list(given)))
+        return importlib.import_module("torch._functorch.aot_autograd").make_boxed_func(run)
 
     def _add_launch(self, part: Any) -> None:
         """List the launch of a kernel; an operator has listed itself."""

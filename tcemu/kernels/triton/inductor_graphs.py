@@ -104,11 +104,11 @@ class GraphKernel:
         if any(self.signature[name] != "constexpr" for name in constants):
             raise NotModelled(f"{self.name}: got {len(arguments)} arguments for {', '.join(names)}")
         given = dict(zip(names, arguments, strict=False))
-        grid = [-(-given[f"{axis}numel"] // self.blocks[f"{axis.upper()}BLOCK"]) for axis in GRIDS[self.grid]]
-        full = (grid[0], *grid[1:], *(1,) * (3 - len(grid)))
-        if not all(full):
-            return Launch(self.name, full, 0, dict(compiled.settings), 0, 0.0, ())
-        return launch_kernel(compiled, full, [*arguments, *[None] * len(constants)], target, checked=checked).launch
+        programs = {axis: -(-given[f"{axis}numel"] // self.blocks[f"{axis.upper()}BLOCK"]) for axis in GRIDS[self.grid]}
+        grid = (programs["x"], programs.get("y", 1), programs.get("z", 1))
+        if not all(grid):
+            return Launch(self.name, grid, 0, dict(compiled.settings), 0, 0.0, ())
+        return launch_kernel(compiled, grid, [*arguments, *[None] * len(constants)], target, checked=checked).launch
 
 
 class CompiledGraph:
@@ -320,7 +320,8 @@ def _read_arguments(function: ast.FunctionDef) -> Any:
             call = node.value
             dtype = next((word.value for word in call.keywords if word.arg == "dtype"), None)
             if _dotted(call.func) == "rand_strided" and isinstance(dtype, ast.Attribute):
-                found[node.targets[0].id] = TensorType(*map(ast.literal_eval, call.args[:2]), getattr(torch, dtype.attr))
+                shape, strides = map(ast.literal_eval, call.args[:2])
+                found[node.targets[0].id] = TensorType(shape, strides, getattr(torch, dtype.attr))
         elif isinstance(node, ast.Return) and isinstance(node.value, ast.List):
             order = [each.id for each in node.value.elts if isinstance(each, ast.Name)]
     if set(order) - set(found):
