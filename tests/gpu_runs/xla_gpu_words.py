@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """Words of XLA:GPU: elementwise functions over codes, reductions, softmax and norms, products; with XLA's HLO and PTX.
 
 python xla_gpu_words.py OUT     on a machine with a GPU: OUT/words.npz, OUT/facts.json, OUT/dump.tar.xz

@@ -49,7 +49,7 @@ class NormSilu(torch.nn.Module if torch is not None else object):
 
 
 def test_a_compiled_model_gives_the_gpus_words(recorded):
-    """The model runs by the recorded graph: two kernels as PTX, and cuBLAS's product between them. The words are not those of eager PyTorch."""
+    """Two kernels as PTX, and cuBLAS's product between them. The words are not those of eager PyTorch."""
     facts = json.loads((recorded / "norm_silu.json").read_text())
     model, x = NormSilu(), draw(0, 24, 256).bfloat16()
     with torch.no_grad(), tcemu.torch.emulate(model, gpu="H100", compiled=tcemu.inductor.read(recorded / "norm_silu")) as emulated:
@@ -129,5 +129,5 @@ def test_nothing_else_of_a_folder_runs(recorded, tmp_path, statement):
     (tmp_path / "aa").mkdir()
     (tmp_path / "aa/a.py").write_text(changed)
     model, x = NormSilu(), draw(0, 24, 256).bfloat16()
-    with pytest.raises(NotModelled, match="is not known to tcemu.inductor"):
+    with pytest.raises(NotModelled, match=r"is not known to tcemu\.inductor"):
         tcemu.inductor.read(tmp_path)[0].run(x, model.g, model.w, target="H100")

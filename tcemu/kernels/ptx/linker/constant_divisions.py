@@ -1,7 +1,8 @@
 """Divisions by constants, which ptxas turns into products: `div.full.f32` and `div.approx.f32`.
 
 ptxas multiplies by the divisor's reciprocal, rounded to nearest, where the unit's own reciprocal of a variable may be another: 1/37 is
-0x3CDD67C9, and `rcp.approx` gives 0x3CDD67C8. Dividends are scaled as for a variable: by 1/4 above 2^126 (`div.full`), by 2^24 below 2^-126.
+0x3CDD67C9, and `rcp.approx` gives 0x3CDD67C8. Dividends are scaled as for a variable: by 1/4 for divisors above 2^126 (`div.full`), by 2^24
+for those below 2^-126.
 
 Source: the machine code that ptxas 12.9 makes for sm_90a of 16 divisors by three forms each, also under --fmad=false (`nvdisasm -c`). Of
 5,000 means over 37 elements, 7 differ from an H200's without this pass, and none with it.
@@ -78,7 +79,9 @@ def _multiply(division: Statement, divisor: Float) -> list[Statement]:
         reciprocal = np.float32(1) / (value * np.float32(factor))
     if abs(reciprocal) < NORMAL:
         reciprocal = np.copysign(np.float32(0), reciprocal)
-    product = [Statement(f"mul.rn{suffix}", (Register(SCALED), dividend, _constant(factor)), None, division.position)] if factor != 1.0 else []
+    product = (
+        [Statement(f"mul.rn{suffix}", (Register(SCALED), dividend, _constant(factor)), None, division.position)] if factor != 1.0 else []
+    )
     operands = (division.operands[0], Register(SCALED) if product else dividend, _constant(reciprocal))
     return [*product, replace(division, opcode=f"mul{suffix}", operands=operands)]
 
