@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -649,8 +648,8 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    array = lambda x: jnp.asarray(np.ascontiguousarray(x))
-    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
+    operands = [None if x is None else np.ascontiguousarray(x) for x in (a, b, addend)]
+    found = np.asarray(torch_products.multiply_as_chosen(choice, *operands))
     status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 

@@ -310,8 +310,10 @@ def _fused(call: _Call) -> tuple[Array, Array]:
     )  # fmt: skip
     found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale)
     out = by_rows(convert, found.out, fixed=(F32, call.fmt))
-    result = to_float(call.fmt, jnp.asarray(out).reshape(batch, heads, queries, width), given_dtype(call.fmt))
-    return result, to_float(F32, jnp.asarray(found.logsumexp).reshape(batch, heads, queries))
+    out, logarithms = out.reshape(batch, heads, queries, width), found.logsumexp.reshape(batch, heads, queries)
+    if isinstance(out, np.ndarray):
+        return jax.device_put(out.view(given_dtype(call.fmt))), jax.device_put(np.asarray(logarithms).view(np.float32))
+    return to_float(call.fmt, out, given_dtype(call.fmt)), to_float(F32, logarithms)
 
 
 # ---- the math backend

@@ -388,6 +388,8 @@ def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, que
     Returns:
         f32 codes [batch * key heads * rows, size] and [..., 1].
     """
+    if not any(isinstance(x, Tracer) for x in operands):
+        operands = FusedOperands(*(None if x is None else np.asarray(x) for x in operands))  # type: ignore[arg-type]
     keys = operands.k.shape[-2]
     rows = np.tile(np.arange(queries), operands.q.shape[-2] // queries)
     limits = np.minimum(rows + 1, keys) if causal else np.full(rows.size, keys)
@@ -414,26 +416,25 @@ def _forward_blocks(
     """Compute the forward over some blocks of keys. limits: keys that each row sees; places: its number among its head's queries."""
     kind, (q, k, v, bias) = KERNELS[kernel.name], operands
     lead, rows, width = q.shape[:-1], limits.size, v.shape[-1]
+    xp: Any = np if isinstance(q, np.ndarray) else jnp  # what NumPy moves needs no program
+    product = lambda a, b, c: xp.asarray(multiply_codes_by_rows(fmt, kernel.depth, a, b, c))
     factors = softmax_factors(kernel.name, scale, bias is not None)
-    state = RowState(jnp.full((rows, 1), MINUS_INFINITY), jnp.zeros((rows, 1 if kind.sums == "warps" else LANES), jnp.uint32))
-    sums: Array = jnp.zeros((rows, width), jnp.uint32)
+    state = RowState(xp.full((rows, 1), MINUS_INFINITY), xp.zeros((rows, 1 if kind.sums == "warps" else LANES), np.uint32))
+    sums: Array = xp.zeros((rows, width), np.uint32)
     # keys that the block of 32 queries with a row sees, by which the kernel that adds in memory knows its last block
     of_tile = np.minimum(np.tile(places // 32 * 32 + 32, rows // places.size), k.shape[-2]) if causal else limits
     for number in reversed(numbers) if kind.descending else numbers:
         start = number * kernel.keys
         pad = [(0, 0), (0, 0), (0, max(0, start + kernel.keys - k.shape[-2])), (0, 0)]
-        own_k, own_v = (jnp.pad(x[:, :, start : start + kernel.keys], pad) for x in (k, v))
-        scores = multiply_codes_by_rows(fmt, kernel.depth, q, own_k, jnp.zeros((*lead, kernel.keys), jnp.uint32))
+        own_k, own_v = (xp.pad(x[:, :, start : start + kernel.keys], pad) for x in (k, v))
+        scores = product(q, own_k, xp.zeros((*lead, kernel.keys), np.uint32))
         own_bias = None
         if bias is not None:
-            own_bias = jnp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
+            own_bias = xp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
         seen = (limits - start)[:, None]
         state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, fixed=(kind, fmt))
-        running = jnp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay, fixed=())
-        own_v = jnp.swapaxes(own_v, -1, -2)
-        found = multiply_codes_by_rows(
-            fmt, kernel.depth, jnp.asarray(p).reshape(*lead, kernel.keys), own_v, jnp.asarray(running).reshape(*lead, width)
-        ).reshape(rows, width)
+        running = xp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay, fixed=())
+        found = product(p.reshape(*lead, kernel.keys), xp.swapaxes(own_v, -1, -2), running.reshape(*lead, width)).reshape(rows, width)
         if kernel.in_memory:
             flags = np.stack([np.full(rows, start == 0), of_tile <= start + kernel.keys, of_tile > start], axis=-1).astype(np.int32)
             found = by_rows(_add_in_memory, sums, found, decay, state.sums, flags, fixed=())

@@ -51,10 +51,13 @@ def matmul_with_kernel(recipe: KernelRecipe, given: KernelOperands, dtype: DType
     _check_operands(recipe, given, shape)
     if 0 in shape:
         return jnp.zeros(shape, dtype)
-    operands = jax.tree.map(lambda x: as_jax_array(x, round_to_odd=recipe.cast == "RN"), given)  # these round as NumPy's float64 would
+    to_odd = recipe.cast == "RN"  # these round as NumPy's float64 would
+    operands = jax.tree.map(lambda x: as_jax_array(x, round_to_odd=to_odd) if x.dtype == np.float64 else x, given)
 
     program, tree = plan_kernel(recipe)
-    tree, plan = jax.tree.map(jnp.asarray, tree), _BitsPlan(program, recipe.cast, recipe.epilogue, recipe.dtype, target, np.dtype(dtype))
+    # an array of NumPy goes into the program as it is: jnp.asarray would compile an identity for its shape
+    tree = jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else jnp.asarray(x), tree)
+    plan = _BitsPlan(program, recipe.cast, recipe.epilogue, recipe.dtype, target, np.dtype(dtype))
     return straight_through(lambda given: _product_bits(plan, tree, given), lambda given: _smooth_product(recipe, given), operands)
 
 
