@@ -648,8 +648,8 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    operands = [None if x is None else np.ascontiguousarray(x) for x in (a, b, addend)]
-    found = np.asarray(torch_products.multiply_as_chosen(choice, *operands))
+    array = np.ascontiguousarray
+    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
     status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
