@@ -122,7 +122,7 @@ def test_tensor_descriptors_of_the_kernel_wherever_its_scratch_memory_lies(monke
         return array_at(16 * len(scratch) % 256, shape)
 
     np_zeros, source = np.zeros, floats(16, 32, dtype=np.float16)
-    monkeypatch.setattr("tcemu.kernels.triton.emulation.np.zeros", zeros)
+    monkeypatch.setattr("tcemu.kernels.triton.kernel_launches.np.zeros", zeros)
     for _ in range(3):
         copy = np_zeros((16, 32), np.float16)
         with emulated("H100"):
