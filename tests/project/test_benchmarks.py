@@ -14,6 +14,7 @@ FOLDER = pages.ROOT / "benchmarks"
 MODULES = {"harness", "replay_products"}  # imported by scripts
 SMALLEST = {
     "fingerprint": "torch-f16 64 64 8192",
+    "exponent_classes": "--size 64 --k 32",
     "first_calls": "--size 32 --ways jit eager --settings warm",
     "fuzz": "--cases 64 --repeats 1",
     "gemm": "--sizes 32 --formats f16 s8 --recipes bf16 --repeats 1",

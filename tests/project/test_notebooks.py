@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 from functools import reduce
+from importlib import resources
 from pathlib import Path
 
 import jax
@@ -108,6 +109,15 @@ def test_the_names_that_a_notebook_uses_exist(path):
         if name.startswith("tcemu.torch"):
             importlib.import_module("tcemu.torch")
         reduce(getattr, name.split(".")[1:], tcemu)  # raises AttributeError, with the name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_the_files_of_the_package_that_a_notebook_reads_exist(path):
+    source = "\n".join("".join(cell["source"]) for cell in code_cells(json.loads(path.read_text())))
+    read = re.findall(r'files\("([\w.]+)"\)((?: / "[^"]+")+)', source)
+    assert len(read) == source.count("files(")
+    for package, names in read:
+        assert resources.files(package).joinpath(*re.findall(r'"([^"]+)"', names)).is_file()
 
 
 def test_a_notebook_without_its_picture_prints_the_same(capsys):

@@ -17,6 +17,7 @@ PRIVATE_NAMES = {
         "torch._C._current_graph_task_id",
         "torch.autograd._get_sequence_nr",
         "torch.ops.aten._fused_rms_norm",
+        "torch.ops.aten._fused_rms_norm_backward",
         "torch.ops.aten._scaled_dot_product_attention_math",
         "torch.ops.aten._scaled_dot_product_cudnn_attention",
         "torch.ops.aten._scaled_dot_product_efficient_attention",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
@@ -28,7 +30,10 @@ from tcemu.faces.torch.watching import describe_tensor
 from tcemu.operations.functional.torch_cuda.attention import CHOICES, CUDNN_HIDDEN, AttentionCall
 from tcemu.operations.functional.torch_cuda.sorting import NETWORK
 from tcemu.uses.replay.aten_operations import (
+    ALIGNED,
+    ALIGNMENT,
     BY_RULE,
+    COPIED,
     EXACT,
     EXACT_RESULT,
     GPUS,
@@ -43,12 +48,13 @@ from tcemu.uses.replay.aten_operations import (
 )
 
 UNKNOWN_CHOICES = ("raise", "warn", "leave")
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 MOST_DESCRIBED = 6  # operands that a line of a report names
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NUMPY_DTYPES = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16), torch.float16: np.dtype(np.float16), torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64), torch.int64: np.dtype(np.int64), torch.int32: np.dtype(np.int32), torch.int16: np.dtype(np.int16),
-    torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.bool: np.dtype(np.bool_),
+    torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.uint64: np.dtype(np.uint64), torch.bool: np.dtype(np.bool_),
 }  # fmt: skip
 RANDOM = ("rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal")
 
@@ -272,8 +278,29 @@ def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
     return " · ".join(shown) + (f" and {more} more" if more > 1 else "")
 
 
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _flat_tensors(*trees: Any) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(trees) if _is_tensor(x)]
+
+
+def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise NotModelled for what a rule does not see: where its operands begin in memory, and the switches of PyTorch's products."""
+    for x in tensors if name in ALIGNED else ():
+        begin = x.storage_offset() * x.element_size() % ALIGNMENT
+        if begin and x.numel() > 1 and (x.is_contiguous() or name not in COPIED):
+            raise NotModelled(
+                f"an operand begins {begin} bytes after a multiple of {ALIGNMENT}; one that begins there, as a clone, has a rule"
+            )
+    if name in PRODUCTS and tensors:
+        switches = torch.backends.cuda.matmul
+        if tensors[0].dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            raise NotModelled('products of float32 in TF32 have no rule; torch.set_float32_matmul_precision("highest") is the default')
+        kept = {torch.float16: "allow_fp16_reduced_precision_reduction", torch.bfloat16: "allow_bf16_reduced_precision_reduction"}
+        if (switch := kept.get(tensors[0].dtype)) and getattr(switches, switch) is not True:
+            raise NotModelled(f"products with {switch}={getattr(switches, switch)} have no rule; True is the default")
 
 
 class GpuEmulation:
@@ -379,29 +406,37 @@ class GpuEmulation:
         path, backward = ("", False) if self._paths is None else self._paths.find()
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(_flat_tensors(args, kwargs))
+        has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
         try:
-            is_stable = name == "sort" and bool(kwargs.get("stable"))
-            if name in OPERATIONS and not is_stable and self._has_floats(func, args, kwargs):
+            if not (has_rule and self._has_floats(func, args, kwargs)):
+                exact = self._find_exact(func, name, args, kwargs)
+                if exact is not None:
+                    run, reason = exact
+                    result = run(*args, **kwargs)
+                    self._add(place, operands, "torch on this CPU", Evidence(EXACT_RESULT, reason))
+                    return result
+            if has_rule:
                 answer, result = self._by_rule(func, name, args, kwargs)
                 self._add(place, operands, answer.kernel, answer.evidence)
-                return result
-            exact = self._find_exact(func, name, args, kwargs)
-            if exact is not None:
-                run, reason = exact
-                result = run(*args, **kwargs)
-                self._add(place, operands, "torch on this CPU", Evidence(EXACT_RESULT, reason))
                 return result
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
         return self._leave(func, args, kwargs, place, operands, reason)
 
+    def compute_alone(self, func: Any, *args: Any) -> Any:
+        """Compute one call of an operator that the dispatcher would decompose."""
+        with _disable_current_modes():
+            return self.compute(func, args, {})
+
     def _add(self, place: tuple, operands: str, kernel: str, evidence: Evidence) -> None:
         key = (*place, operands, kernel, evidence.status, evidence.text)
         self._lines[key] = self._lines.get(key, 0) + 1
 
     def _has_floats(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-        return any(x.is_floating_point() for x in _flat_tensors(args, kwargs))
+        """Whether an operand has elements that are floats. Without any, a result has no term, and every implementation fills it alike."""
+        floats = [x for x in _flat_tensors(args, kwargs) if x.is_floating_point()]
+        return bool(floats) and (any(x.numel() for x in floats) or func._schema.name.startswith("aten::_scaled_dot_product"))
 
     def _by_rule(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[Answer, Any]:
         operation = OPERATIONS[name]
@@ -409,6 +444,7 @@ class GpuEmulation:
         outs = [kwargs[key] for _, key in written if key in kwargs] or [args[i] for i, _ in written if i < len(args)]
         given = {key: value for key, value in kwargs.items() if key not in {key for _, key in written} and key not in PLACEMENT}
         empty = _flat_tensors(outs) if outs else _empty_results(func, args, kwargs)
+        _check_rule(name, _flat_tensors(args, given))
         arrays = pytree.tree_map_only(torch.Tensor, to_array, (args, given))
         arguments = bind_arguments(operation, *arrays)
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
@@ -439,12 +475,16 @@ class GpuEmulation:
             return SPECIAL[name](func, args, kwargs)
         if name in EXACT:
             return func, EXACT[name]
-        if not any(x.is_floating_point() or x.is_complex() for x in _flat_tensors(args, kwargs)):
-            meta = any(str(x.type) == "Tensor" for x in func._schema.returns)
-            dtype = kwargs.get("dtype", torch.int64 if meta else None)
-            if dtype is None or not dtype.is_floating_point:
-                return func, "integers"
-        return None
+        tensors = _flat_tensors(args, kwargs)
+        if any(_is_inexact(x) and x.numel() for x in tensors):
+            return None
+        if any(map(_is_inexact, tensors)):
+            return func, "no elements"
+        if func._schema.is_mutable:
+            return func, "integers"
+        found = func(*args, **kwargs)  # of integers, but a quotient or a root is a float
+        exact = bool(_flat_tensors(found)) and not any(map(_is_inexact, _flat_tensors(found)))
+        return (lambda *_, **__: found, "integers") if exact else None
 
     def _leave(self, func: Any, args: tuple, kwargs: dict[str, Any], place: tuple, operands: str, reason: str) -> Any:
         where = (
@@ -464,6 +504,8 @@ class GpuEmulation:
         name = _base_name(func)
         if name.startswith("_scaled_dot_product_") and "_for_cpu" not in name and "_math" not in name:
             result = _attention_by_formula(func, args, kwargs)  # a CPU has no such kernel
+        elif name == "_fused_rms_norm_backward":
+            result = _rms_norm_gradients(*args, **kwargs)
         else:
             result = func(*args, **kwargs)
         self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
@@ -488,31 +530,118 @@ def _arange(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, s
     return func, "integers"
 
 
-def _accumulate(index: str, axis: str | None, func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+SATURATING = {torch.int64: torch.int64, torch.uint8: torch.int64} | dict.fromkeys((torch.int32, torch.int16, torch.int8), torch.int32)
+
+
+def _saturate(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return floats as integers that the GPU's cvt gives, which saturates, where some lie beyond them. A CPU gives other ones of these.
+
+    On an H200 27 numbers of each float dtype become these integers of each dtype.
+    """
+    wide = SATURATING.get(dtype) if x.is_floating_point() and dtype is not None else None
+    if wide is None:
+        return x
+    info, number = torch.iinfo(wide), x.double()
+    above, below = number >= 2.0 ** (info.bits - 1), number < -(2.0 ** (info.bits - 1))
+    if not bool((above | below | number.isnan()).any()):
+        return x
+    of_nan = info.min if wide == torch.int64 else 0
+    found = torch.where(above | below | number.isnan(), 0.0, number).to(wide)
+    return found.masked_fill(above, info.max).masked_fill(below, info.min).masked_fill(number.isnan(), of_nan)
+
+
+def _convert(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    return lambda x, *_, **__: func(_saturate(x, kwargs.get("dtype")), *args[1:], **kwargs), "moves elements"
+
+
+def _copy(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    return lambda to, x, *_, **__: func(to, _saturate(x, to.dtype), *args[2:], **kwargs), "moves elements"
+
+
+def _extreme_of_all(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    """The largest or the least of all elements: of zeros of both signs the order decides which one it is."""
+    given = _by_name(func, args, kwargs)
+    x = given["self"]
+    zeros = x[x == 0] if len(given) == 1 and x.is_floating_point() else x[:0]
+    if zeros.numel() and bool(zeros.signbit().any()) and not bool(zeros.signbit().all()) and func(*args, **kwargs) == 0:
+        raise NotModelled(f"{func._schema.name}: got zeros of both signs; amax and amin have a rule for them (replay/aten_operations.py)")
+    return func, "takes one of its operands"
+
+
+def _by_name(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+
+
+def _repeats(places: torch.Tensor) -> bool:
+    """Whether a column has an index twice."""
+    return bool((places.sort(dim=0).values.diff(dim=0) == 0).any())
+
+
+def _columns(index: torch.Tensor, dim: int) -> torch.Tensor:
+    return index if index.ndim < 2 else index.movedim(dim, 0).flatten(1)
+
+
+def _add_at(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
     """Additions at indices are exact IEEE operations if no index repeats; atomics add the others in any order."""
-    names = [x.name for x in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if func._schema.name.startswith("aten::index_put") and not given.get("accumulate", False):
-        return func, "moves elements"
-    if axis is None or not _flat_tensors(given["self"])[0].is_floating_point():
-        if _flat_tensors(given["self"])[0].is_floating_point():
-            raise NotModelled(f"{func._schema.name}: the order of additions at equal indices is not known")
+    given = _by_name(func, args, kwargs)
+    if not given["self"].is_floating_point():
         return func, "integers"
-    places = given[index]
-    places = places if places.ndim == 1 else places.movedim(given[axis], 0).flatten(1)
-    ordered = places.sort(dim=0).values
-    if bool((ordered.diff(dim=0) == 0).any()):
+    if _repeats(_columns(given["index"], given["dim"])):
         raise NotModelled(f"{func._schema.name}: the order of additions at equal indices is open: CUDA adds them by atomics")
     return func, "one IEEE addition for each element: no index repeats"
+
+
+def _scatter(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    """Moves to indices are exact if no index repeats; of others CUDA leaves open which element stays."""
+    given = _by_name(func, args, kwargs)
+    if given.get("reduce") is not None and given["self"].is_floating_point():
+        raise NotModelled(f"{func._schema.name}: reduce={given['reduce']!r}: CUDA reduces by atomics, in an order that is open")
+    if given.get("reduce") is None and "src" in given and _repeats(_columns(given["index"], given["dim"])):
+        raise NotModelled(f"{func._schema.name}: which element stays at equal indices is open on CUDA")
+    return func, "moves elements"
+
+
+def _index_put(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    given = _by_name(func, args, kwargs)
+    if given.get("accumulate", False):
+        if given["self"].is_floating_point():
+            raise NotModelled(f"{func._schema.name}: the order of additions at equal indices is not known")
+        return func, "integers"
+    if given["values"].numel() > 1:
+        places = torch.arange(given["self"].numel()).reshape(given["self"].shape)
+        if _repeats(torch.ops.aten.index(places, given["indices"]).flatten()):
+            raise NotModelled(f"{func._schema.name}: which element stays at equal indices is open on CUDA")
+    return func, "moves elements"
+
+
+def _bincount(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+    if _by_name(func, args, kwargs).get("weights") is not None:
+        raise NotModelled("bincount: the order in which weights are added is open: CUDA adds them by atomics")
+    return func, "counts"
+
+
+def _choose_element(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str] | None:
+    """Operators that also give the index of what they take, of one of some equal elements."""
+    given = _by_name(func, args, kwargs)
+    x = given["self"]
+    if x.is_floating_point():
+        return None
+    if x.ndim and len(func._schema.returns) > 1 and _repeats(_columns(x, given.get("dim", -1))):
+        raise NotModelled(f"{func._schema.name}: which of equal integers CUDA takes is not known")
+    return func, "integers"
 
 
 SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
     "sort": _sort,
     "arange": _arange,
-    "index_put": partial(_accumulate, "indices", None),
-    "_index_put_impl": partial(_accumulate, "indices", None),
-    "index_add": partial(_accumulate, "index", "dim"),
-    "scatter_add": partial(_accumulate, "index", "dim"),
+    "_to_copy": _convert,
+    "copy": _copy,
+    **dict.fromkeys(("max", "min"), _extreme_of_all),
+    "bincount": _bincount,
+    "scatter": _scatter,
+    **dict.fromkeys(("index_put", "_index_put_impl"), _index_put),
+    **dict.fromkeys(("index_add", "scatter_add"), _add_at),
+    **dict.fromkeys(("topk", "kthvalue", "median", "nanmedian", "mode"), _choose_element),
 }
 
 
@@ -520,25 +649,32 @@ SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
 
 
 class GpuDefaults:
-    """Optimizers and `clip_grad_norm_` take their foreach forms by default for tensors on a GPU; so they do within the block."""
+    """Optimizers and `clip_grad_norm_` take their foreach forms by default for tensors on a GPU; so they do in the thread of a block."""
 
     MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
     NAME = "_get_foreach_kernels_supported_devices"
-
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, Any]] = []
+    _lock, _open, _originals = threading.Lock(), Counter[int](), list[tuple[Any, Any]]()  # of all blocks; `_open` by threads
 
     def __enter__(self) -> None:
-        for name in self.MODULES:
-            module = importlib.import_module(name)
-            original = getattr(module, self.NAME)
-            self._before.append((module, original))
-            setattr(module, self.NAME, lambda original=original: [*original(), "cpu"])
+        self._thread = threading.get_ident()
+        with self._lock:
+            if not self._open:
+                for module in map(importlib.import_module, self.MODULES):
+                    self._originals.append((module, original := getattr(module, self.NAME)))
+                    setattr(module, self.NAME, partial(self._devices, original))
+            self._open[self._thread] += 1
+
+    def _devices(self, original: Callable[[], list[str]]) -> list[str]:
+        return [*original(), *(["cpu"] if threading.get_ident() in self._open else [])]
 
     def __exit__(self, *error: Any) -> None:
-        for module, original in self._before:
-            setattr(module, self.NAME, original)
-        self._before.clear()
+        with self._lock:
+            self._open[self._thread] -= 1
+            if not self._open[self._thread]:
+                del self._open[self._thread]
+            while not self._open and self._originals:
+                module, original = self._originals.pop()
+                setattr(module, self.NAME, original)
 
 
 # Functions that autocast computes in float32 on a GPU. Source: PyTorch 2.11.0, aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and others).
@@ -564,7 +700,7 @@ class FunctionChoices(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             return scaled_dot_product_attention(self.emulation, *args, **kwargs)
         if func in (torch.nn.functional.rms_norm, torch.rms_norm):
-            return _rms_norm(*args, **kwargs)
+            return rms_norm(self.emulation, func, *args, **kwargs)
         if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in FLOAT32_UNDER_AUTOCAST:
             widen = lambda x: x.float() if x.dtype in LOW_PRECISION else x
             with torch.autocast("cpu", enabled=False):
@@ -573,8 +709,55 @@ class FunctionChoices(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _rms_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None) -> Any:
-    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+def rms_norm(
+    emulation: GpuEmulation,
+    func: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """Call the operator that PyTorch calls on a GPU, unless it composes the norm there too.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/layer_norm.cpp (`rms_norm_symint`).
+    """
+    if not input.numel() or (weight is not None and weight.dtype != input.dtype):
+        return func(input, normalized_shape, weight, eps)
+    if len(normalized_shape) == 1 and input.dtype in FLOAT_DTYPES[:3]:
+        return _RmsNorm.apply(emulation, input, list(normalized_shape), weight, eps)
+    return emulation.compute_alone(torch.ops.aten._fused_rms_norm.default, input, list(normalized_shape), weight, eps)[0]
+
+
+class _RmsNorm(torch.autograd.Function):
+    """RMS norm and its gradients by operators that a CPU decomposes before a mode sees them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, emulation: GpuEmulation, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None
+    ) -> Any:
+        out, inverse = emulation.compute_alone(torch.ops.aten._fused_rms_norm.default, x, shape, weight, eps)
+        ctx.save_for_backward(x, inverse, weight)
+        ctx.emulation, ctx.shape = emulation, shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, inverse, weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[1], ctx.needs_input_grad[3]]
+        run = torch.ops.aten._fused_rms_norm_backward.default
+        found = ctx.emulation.compute_alone(run, grads[0], x, ctx.shape, inverse, weight, wanted)
+        return None, found[0], None, found[1], None
+
+
+def _rms_norm_gradients(
+    grad: torch.Tensor, x: torch.Tensor, shape: Sequence[int], inverse: torch.Tensor, weight: torch.Tensor | None, wanted: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Compute the gradients of RMS norm by their formula in float32: a CPU has no such operator."""
+    scaled, axes = x.float() * inverse.float(), tuple(range(-len(shape), 0))
+    inner = grad.float() * (1.0 if weight is None else weight.float())
+    of_x = (inner - scaled * (inner * scaled).mean(axes, keepdim=True)) * inverse.float()
+    of_weight = None if weight is None else (grad.float() * scaled).reshape(-1, *weight.shape).sum(0).to(weight.dtype)
+    return (of_x.to(x.dtype) if wanted[0] else None), (of_weight if wanted[1] else None)
 
 
 def scaled_dot_product_attention(

@@ -84,7 +84,8 @@ def check_scale_numbers(name: str, value: ArrayLike, fmt: Format) -> None:
 @lru_cache(maxsize=8)
 def _scale_numbers(fmt: Format) -> np.ndarray:
     """Returns the finite numbers of a format of 8 bits or fewer, ascending."""
-    numbers = np.asarray(to_float(fmt, np.arange(1 << fmt.bits, dtype=fmt.dtype)), np.float64)
+    with jax.ensure_compile_time_eval():  # scales that are constants of a traced function are checked while it is traced
+        numbers = np.asarray(to_float(fmt, np.arange(1 << fmt.bits, dtype=fmt.dtype)), np.float64)
     return np.unique(numbers[np.isfinite(numbers)])
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from tcemu.base.errors import NotModelled
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax, sorting
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
@@ -204,6 +204,8 @@ def _operands(call: Call, names: Sequence[str]) -> tuple[np.dtype, list[Any]]:
     """
     given = [call[name] for name in names]
     dtype = common_dtype(given)
+    if dtype.kind in "biu":  # a quotient or a root of integers: they are converted to the dtype of the result
+        dtype = call.dtype
     if dtype not in FLOATS:
         raise NotModelled(f"{call.name}: got operands of {dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
     return dtype, [x.astype(dtype).astype(F32) if isinstance(x, np.ndarray) else np.float32(x) for x in given]
@@ -235,8 +237,39 @@ def _add(call: Call, sign: float = 1.0) -> Answer:
     dtype, (x, y) = _operands(call, ("self", "other"))
     if alpha in (1, 1.0):
         return Answer((_round(call, _quiet(np.add, x, np.float32(sign) * y), dtype),), "add", IEEE)
-    found = _formula("add", dtype, *np.broadcast_arrays(x, y), alpha=sign * float(alpha))
-    return Answer((found.astype(call.dtype),), "add with alpha, one fma", PAIRS)
+    shape = np.broadcast_shapes(np.shape(x), np.shape(y))
+    widened = [np.broadcast_to(v, shape) for v in (x, y)]  # in f32, as a number is not rounded to the tensor's dtype
+    found = _formula("add", F32, *widened, alpha=sign * float(alpha))
+    return Answer((_round(call, found, dtype),), "add with alpha, one fma", PAIRS)
+
+
+MAX_MIN = Evidence(MEASURED, "H200: equal for all pairs of 27 special numbers; max.f32 and min.f32, for which +0 is above -0")
+
+
+def _maximum(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.where((x == 0) & (y == 0), x + y, np.maximum(x, y))
+
+
+def _minimum(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return -_maximum(-x, -y)
+
+
+def _limit(low: str = "", high: str = "", zero: bool = False) -> Callable[[Call], Answer]:
+    """Return what takes the larger of an operand and the argument `low`, or 0, and the smaller of that and the argument `high`."""
+
+    def run(call: Call) -> Answer:
+        limits = [name for name in (low, high) if name and call[name] is not None]
+        dtype, (x, *values) = _operands(call, ("self", *limits))
+        given = dict(zip(limits, values, strict=True)) | ({"zero": F32.type(0)} if zero else {})
+        for name, limit in given.items():
+            if np.ndim(limit) == 0 and np.isnan(limit) and not isinstance(limit, np.ndarray):
+                if len(given) > 1:
+                    raise NotModelled(f"{call.name}: {name}=nan beside another limit has no rule (replay/aten_operations.py)")
+                continue  # max.f32 returns the other operand
+            x = _quiet(_minimum if name == high else _maximum, x, limit)
+        return Answer((_round(call, x, dtype),), "min" if high and not low else "max" if not high else "max, then min", MAX_MIN)
+
+    return run
 
 
 def _rsub(call: Call) -> Answer:
@@ -312,6 +345,7 @@ def _function(names: str, formula: str = "", evidence: Evidence = ALL_CODES) -> 
     def run(call: Call) -> Answer:
         name = formula or call.name
         dtype, operands = _operands(call, names.split())
+        operands = [x if isinstance(x, np.ndarray) else x.astype(dtype).astype(F32) for x in operands]  # numbers become the tensor's dtype
         tensors = [x for x in operands if isinstance(x, np.ndarray)]
         shape = np.broadcast_shapes(*(x.shape for x in tensors))
         found = _formula(name, dtype, *(np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x for x in operands))
@@ -346,22 +380,26 @@ def _gelu_backward(call: Call) -> Answer:
     return _function("grad_output self", name, PAIRS)(call)
 
 
-POWERS = {2.0: "pow2", 3.0: "pow3", 0.5: "pow_half", -0.5: "pow_minus_half", -1.0: "pow_minus_1", -2.0: "pow_minus_2"}
+ROOTS = {0.5: "pow_half", -0.5: "pow_minus_half", -1.0: "pow_minus_1"}  # of exponents that are these numbers
+POWERS = {2.0: "pow2", 3.0: "pow3", -2.0: "pow_minus_2"}  # of exponents that are these numbers when rounded to the tensor's dtype
 
 
 def _pow(call: Call) -> Answer:
     exponent = call["exponent"]
-    if isinstance(exponent, np.ndarray) or isinstance(call["self"], int | float) or float(exponent) not in (*POWERS, 1.0):
+    if isinstance(exponent, np.ndarray) or isinstance(call["self"], int | float):
         return _function("self exponent", "pow", PAIRS)(call)
     dtype, (x,) = _operands(call, ("self",))
+    if float(exponent) in ROOTS:
+        return _function("self", ROOTS[float(exponent)])(call)
     if float(exponent) == 1.0:
         return Answer((_round(call, x, dtype),), "copy", IEEE)
-    if float(exponent) == 2.0:
+    power = float(np.float32(exponent).astype(dtype))
+    if power == 2.0:
         return Answer((_round(call, _quiet(np.multiply, x, x), dtype),), "x * x", IEEE)
-    if float(exponent) == 3.0:
+    if power == 3.0:
         square = _quiet(np.multiply, x, x).astype(dtype).astype(F32)
         return Answer((_round(call, _quiet(np.multiply, square, x), dtype),), "(x * x) * x, each rounded to its dtype", ALL_CODES)
-    return _function("self", POWERS[float(exponent)])(call)
+    return _function("self", POWERS[power])(call) if power in POWERS else _function("self exponent", "pow", PAIRS)(call)
 
 
 def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
@@ -432,6 +470,25 @@ def _reduced(call: Call, kernel: str, reduce: Callable[..., Any], *first: Any, h
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
     terms = math.prod(x.shape[axis] for axis in axes)
     return Answer((found.reshape(shape).astype(call.dtype),), f"{kernel}, {terms} terms", LENGTHS)
+
+
+def _extreme(sign: int) -> Callable[[Call], Answer]:
+    """Return what finds the largest elements, or with -1 the least ones. The order decides between zeros of both signs alone."""
+
+    def run(call: Call) -> Answer:
+        x, axes = call["self"], tuple(_axes(call, call["self"]))
+        if x.dtype not in FLOATS:
+            raise NotModelled(f"{call.name}: got {x.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+        wide = x.astype(F32)
+        found = (np.max if sign > 0 else np.min)(wide, axis=axes, keepdims=bool(call["keepdim"]))
+        zeros = wide[wide == 0]
+        if not (found == 0).any() or np.signbit(zeros).all() or not np.signbit(zeros).any():
+            return Answer((_round(call, found, x.dtype),), "one of the operands", Evidence(EXACT_RESULT, "takes one of its operands"))
+        signed = lambda v: v if sign > 0 else -v
+        answer = _reduced(replace(call, arguments={**call.arguments, "self": signed(x)}), "ReduceMaxValuesKernel.cu", rows.reduce, "amax")
+        return answer._replace(results=tuple(map(signed, answer.results)))
+
+    return run
 
 
 def _foreach_norm(call: Call) -> Answer:
@@ -540,13 +597,25 @@ def _rms_norm_backward(call: Call) -> Answer:
 REDUCTIONS = ("none", "mean", "sum")  # by aten's number
 
 
+def _check_targets(call: Call) -> None:
+    """Raise NotModelled for one row without a batch, which has a kernel of its own, and Unsupported for targets that no class has."""
+    x, target = call["self"], call["target"]
+    if x.ndim != 2:
+        raise NotModelled(f"{call.name}: got operands {list(x.shape)}; known are rows [N, classes] (torch_cuda/losses.py)")
+    wrong = (target != call["ignore_index"]) & ((target < 0) | (target >= x.shape[1]))
+    if wrong.any():
+        raise Unsupported(f"{call.name}: the target {target[wrong][0]} is none of {x.shape[1]} classes: the GPU stops with an assertion")
+
+
 def _nll_loss(call: Call) -> Answer:
+    _check_targets(call)
     how = REDUCTIONS[call["reduction"]]
     found = _evaluate(losses.nll_loss, call["self"], call["target"], call["weight"], how, call["ignore_index"])
     return Answer(found, f"Loss.cu, {call['self'].shape[0]} rows", LENGTHS)
 
 
 def _nll_loss_backward(call: Call) -> Answer:
+    _check_targets(call)
     operands = tuple(call[name] for name in ("grad_output", "self", "target", "total_weight", "weight"))
     found = _evaluate(losses.nll_loss_backward, *operands, REDUCTIONS[call["reduction"]], call["ignore_index"])
     return Answer((found,), "Loss.cu, gradient", LENGTHS)
@@ -566,12 +635,20 @@ def _cumsum(call: Call) -> Answer:
         return Answer((np.cumsum(x.astype(call.dtype), call["dim"], dtype=call.dtype),), "integers", Evidence(EXACT_RESULT, "integers"))
     if call.dtype != x.dtype:
         raise NotModelled(f"cumsum: got {x.dtype} to {call.dtype}; known are results of the operand's dtype (torch_cuda/scans.py)")
+    if not x.ndim:
+        return Answer((x.copy(),), "the element itself", IEEE)
     return Answer((_evaluate(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
 # ---- sorting
 
 TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
+
+
+def _alone(call: Call) -> Answer | None:
+    """Return the answer for a tensor without axes: the element itself."""
+    x = call["self"]
+    return None if x.ndim else Answer((x.copy(), np.zeros((), np.int64)), "the element itself", IEEE)
 
 
 def _indexed(call: Call, found: tuple[np.ndarray, np.ndarray], kernel: str) -> Answer:
@@ -581,12 +658,16 @@ def _indexed(call: Call, found: tuple[np.ndarray, np.ndarray], kernel: str) -> A
 def _sort(call: Call) -> Answer:
     if call["stable"]:
         raise NotModelled("sort: a stable sort has no rule here; PyTorch on this CPU gives its bits (replay/aten_operations.py)")
+    if alone := _alone(call):
+        return alone
     found = _evaluate(sorting.sort, call["self"], call["dim"], bool(call["descending"]))
     return _indexed(call, found, f"Sort.cu, {call['self'].shape[call['dim']]} elements")
 
 
 def _topk(call: Call) -> Answer:
     _requires(call, sorted=True)
+    if call["k"] and (alone := _alone(call)):
+        return alone
     found = _evaluate(sorting.topk, call["self"], call["k"], call["dim"], bool(call["largest"]))
     return _indexed(call, found, f"TensorTopK.cu, {call['k']} of {call['self'].shape[call['dim']]}")
 
@@ -640,6 +721,9 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
         raise NotModelled(f"{call.name}: got {a.dtype}, {b.dtype} to {call.dtype}; known are equal float dtypes (replay/torch_products.py)")
     if addend is not None and addend.ndim != 1:
         addend = np.ascontiguousarray(np.broadcast_to(addend, (*a.shape[:-1], b.shape[-1])))
+    if 0 in (*a.shape, *b.shape):
+        found = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype) if addend is None else np.broadcast_to(addend, (*a.shape[:-1], b.shape[-1]))
+        return Answer((found.copy(),), "no product", IEEE)
     if a.shape[-1] == 1 and addend is None:  # an accumulator that begins at +0 takes one product
         found = _quiet(fma_f32, *np.broadcast_arrays(a.astype(F32), b.astype(F32), F32.type(0)))
         return Answer((_round(call, found, a.dtype),), "one product", IEEE)
@@ -724,6 +808,13 @@ OPERATIONS: dict[str, Operation] = {
     "sub": Operation("self, other, alpha=1", partial(_add, sign=-1.0)),
     "rsub": Operation("self, other, alpha=1", _rsub),
     "mul": Operation("self, other", _ieee("self other", np.multiply, "mul")),
+    "maximum": Operation("self, other", _limit(low="other")),
+    "minimum": Operation("self, other", _limit(high="other")),
+    "clamp": Operation("self, min=None, max=None", _limit("min", "max")),
+    "clamp_min": Operation("self, min", _limit(low="min")),
+    "clamp_max": Operation("self, max", _limit(high="max")),
+    "hardtanh": Operation("self, min_val=-1, max_val=1", _limit("min_val", "max_val")),
+    "relu": Operation("self", _limit(zero=True)),
     "div": Operation("self, other, rounding_mode=None", _div),
     "pow": Operation("self, exponent", _pow),
     "gelu": Operation("self, approximate='none'", _gelu),
@@ -752,6 +843,8 @@ OPERATIONS: dict[str, Operation] = {
     "mean": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("mean")),
     "linalg_vector_norm": Operation("self, ord=2, dim=None, keepdim=False, dtype=None", _vector_norm),
     "prod": Operation("self, dim=None, keepdim=False, dtype=None", _reduce("prod")),
+    "amax": Operation("self, dim=(), keepdim=False", _extreme(1)),
+    "amin": Operation("self, dim=(), keepdim=False", _extreme(-1)),
     "var": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.variance)),
     "std": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.standard_deviation)),
     "_softmax": Operation("self, dim, half_to_float", _softmax(False)),
@@ -825,6 +918,14 @@ OPERATIONS: dict[str, Operation] = {
     },
 }  # fmt: skip
 
+# Operators whose kernels load vectors or are chosen by where an operand begins: the rules are those of operands that begin where PyTorch
+# allocates. Those of COPIED copy an operand that is not contiguous first.
+ALIGNMENT = 16  # bytes
+COPIED = frozenset(name for name in OPERATIONS if "softmax" in name or name.startswith(("native_layer_norm", "_fused_rms_norm")))
+ALIGNED = COPIED | {
+    "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm",
+}  # fmt: skip
+
 # Operators whose results every correct implementation has: a reason for each group of names.
 EXACT: dict[str, str] = {
     name: reason
@@ -832,20 +933,18 @@ EXACT: dict[str, str] = {
         "moves elements": (
             "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
             "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros "
-            "nonzero ones ones_like repeat roll scalar_tensor scatter select_backward slice_backward slice_scatter "
+            "nonzero ones ones_like repeat roll scalar_tensor select_backward slice_backward slice_scatter "
             "select_scatter split_with_sizes_copy stack take tril triu unbind_copy where zero zeros zeros_like _to_copy "
             "_unsafe_view _reshape_alias _reshape_copy resize expand_copy view_copy permute_copy unsqueeze_copy slice_copy "
             "as_strided_copy unfold_backward _unsafe_index _local_scalar_dense empty empty_like empty_strided new_empty "
             "new_empty_strided detach _conj_physical pixel_shuffle"
         ),
         "takes one of its operands": (
-            "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign relu clamp "
-            "clamp_min clamp_max hardtanh threshold_backward max min amax amin maximum minimum argmax argmin ceil floor "
-            "trunc isnan isinf"
+            "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign threshold_backward "
+            "max min argmax argmin ceil floor trunc isnan isinf"
         ),
         "compares or counts": (
-            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not "
-            "isin bincount histc equal"
+            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not isin equal"
         ),
     }.items()
     for name in names.split()

@@ -359,11 +359,11 @@ def matmul(
     """Compute a product as PyTorch computes it on a GPU, to the last bit: `mm`, `linear`, `addmm`, `bmm`, `baddbmm`.
 
     Args:
-        a: Logical [..., M, K].
+        a: Logical [..., M, K]; bfloat16, float16 or float32. Kernels for float64 were not observed, and nothing is cast.
         b: Logical [K, N], of the same dtype: the leading axes of A are then rows; or [..., K, N], a batch.
         transposed_a: A lies in memory as [..., K, M], as in a weight gradient `g.t() @ x`.
         transposed_b: B lies in memory as [..., N, K], as the weight of `torch.nn.Linear` does.
-        bias: [N] of a linear layer or `addmm`, or [..., M, N] of `addmm` and `baddbmm`, to which other vectors are expanded.
+        bias: [N] of a linear layer or `addmm`, or an addend of `addmm` and `baddbmm`, which is expanded to [..., M, N].
         gpu: As in `choose_kernel`.
         library: As in `choose_kernel`.
         launches: As in `choose_kernel`.
@@ -377,11 +377,13 @@ def matmul(
         ValueError: The shapes or dtypes do not fit.
     """
     left, right, addend = jnp.asarray(a), jnp.asarray(b), None if bias is None else jnp.asarray(bias)
-    dtypes = {x.dtype for x in (left, right, addend) if x is not None}
+    # as they were given: JAX makes float32 of NumPy's float64
+    given = ((a, left), (b, right), (bias, addend))
+    dtypes = {str(getattr(x, "dtype", array.dtype)) for x, array in given if array is not None}
     if len(dtypes) > 1:
-        raise ValueError(f"dtypes {', '.join(map(str, dtypes))}: expected one")
+        raise ValueError(f"dtypes {', '.join(sorted(dtypes))}: expected one")
     shape = None if addend is None else addend.shape
-    call = torch_product(left.shape, right.shape, left.dtype, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
+    call = torch_product(left.shape, right.shape, *dtypes, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
     return multiply_as_chosen(choice, left, right, addend)
 
@@ -389,13 +391,14 @@ def matmul(
 def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Array:
     """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which nothing is compiled by itself."""
     outputs = (*a.shape[:-1], b.shape[-1])
+    if choice.product.addend == "outputs" and bias is not None:
+        fits = bias.ndim <= len(outputs) and all(n in (1, size) for n, size in zip(bias.shape[::-1], outputs[::-1], strict=False))
+        if not fits:
+            raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
+        bias = jnp.broadcast_to(bias, outputs)
     if b.ndim == 2:
         a = a.reshape(-1, a.shape[-1])
         bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
-    if choice.product.addend == "outputs" and bias is not None and bias.ndim == 1:
-        if bias.shape[0] not in (1, outputs[-1]):
-            raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
-        bias = jnp.broadcast_to(bias, (*a.shape[:-1], outputs[-1]))
     recipe = choice.recipe
     if choice.addend_first and bias is not None:
         a, b, recipe = _with_addend_slice(choice, a, b, bias)

@@ -13,6 +13,7 @@ from tcemu.engine.arithmetic.step.forms import (
     MOST_OF_SCALE,
     NEAR,
     REACH,
+    REPEATS,
     AnchoredForm,
     anchored_form,
     largest_value,
@@ -129,10 +130,38 @@ def groups_are_exact_in_bf16(form, k):
         assert MOST_OF_SCALE + fmt.max_exponent + 2 <= BF16.max_exponent
 
 
+def repeated_sums_fit(form, k):
+    """Sums of a tensor core stay in the anchor's binade, which is a normal f32, and are whole last places of it; results are an f32 too."""
+    n, (least, largest) = form.numbers, exponents(form, k)
+    for own_bits in OWN_BITS:
+        if form.is_truncated_by(own_bits):
+            products, last_place = n.terms * (4 << n.fraction_bits), 1 << (own_bits - F32.mantissa_bits)
+            assert REPEATS * products <= 1 << (own_bits - 1) and REPEATS % last_place == 0
+            assert products + (2 << n.fraction_bits) <= 2 << F32.mantissa_bits
+            up = own_bits - n.fraction_bits
+            assert F32.min_exponent <= least + up - own_bits and largest + up <= F32.max_exponent and up > 1
+            assert max(form.a.mantissa_bits, form.b.mantissa_bits) <= BF16.mantissa_bits and not (form.wide or form.relative or n.summed)
+
+
+OWN_BITS = (23, 24, 25)  # fraction bits of tensor cores
+
+
+def test_which_steps_a_tensor_core_truncates():
+    """Those of FP8 that keep 13 bits, whatever else they have."""
+    found = {name for name, form in FORMS.items() if form.is_truncated_by(25)}
+    assert found == {name for name, form in FORMS.items() if form.numbers.fraction_bits == 13 and form.a.bits == 8}
+    assert len(found) > 10 and not any(form.is_truncated_by(bits) for form in FORMS.values() for bits in (0, 22, 26))
+    form = FORMS["case e4m3"]
+    changed = lambda **fields: form._replace(numbers=form.numbers._replace(**fields))
+    widest = {bits: max(b for b in range(1, 24) if changed(fraction_bits=b).is_truncated_by(bits)) for bits in OWN_BITS}
+    assert widest == {23: 13, 24: 14, 25: 15}
+    assert not changed(terms=8).is_truncated_by(25) and not form._replace(most=F32.max_exponent - 11).is_truncated_by(25)
+
+
 CHECKS = (
     sums_stay_in_half_a_binade, anchors_are_normal_floats, the_field_of_a_sum_of_powers_is_the_max_exponent,
     bytes_tell_integers_and_do_not_overflow, plain_accumulators_are_multiples_of_the_least_unit,
-    accumulators_stay_finite, groups_are_exact_in_bf16,
+    accumulators_stay_finite, groups_are_exact_in_bf16, repeated_sums_fit,
 )  # fmt: skip
 
 

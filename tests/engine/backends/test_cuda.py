@@ -88,6 +88,19 @@ def test_tiles_are_the_portable_backend(name):
 
 
 @compiled_here
+@pytest.mark.parametrize("capability", ["80", "120"])
+def test_products_of_gpus_whose_own_steps_are_not_verified(monkeypatch, capability):
+    """They are added one by one."""
+    monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", capability, "", 132))
+    name = "e4m3"
+    with cuda_on_cpu.kernels_on_cpu():
+        tiles = cuda._tiles(cuda.find_matrix_kernels(CASES[name][0], signature(name)), 1, 512, 512)
+    assert (cuda.own_fraction_bits(capability), cuda.own_fraction_bits("90"), tiles.own_bits) == (0, 25, 0)
+    if capability == "80":
+        check("tile", CASES[name][0], signature(name), True, case_codes(name, True, 70, 40, 2 * signature(name).k))
+
+
+@compiled_here
 @pytest.mark.parametrize("name", sample_cases(SUPPORTED, ["f16"]))
 def test_the_integer_kernel_is_the_portable_backend(name):
     for raw in (False, True):

@@ -141,7 +141,7 @@ ORDERS = {  # spelling, and a model in place of its own
     "chains added together": (F16_F32, HOPPER.replace(groups=2, chain=8, together=True)),
     "f32 steps, D in f16": (F16_F16, HOPPER),
     "a short last step": (F16_F32, HOPPER.replace(terms=12)),
-    "short steps of two groups": (F16_F32, HOPPER.replace(terms=5, groups=2)),
+    "short steps of two groups, a short last chain": (F16_F32, HOPPER.replace(terms=5, groups=2, chain=12)),
     "40 bits, rounded up": (F16_F32, Model(F32, 8, 40, -200, "RP", alignment="RM")),
     "3 bits, to nearest": (F16_F32, Model(F32, 16, 3, -20, "RN", result_bits=7, alignment="RN")),
     "rounded to nearest": (F16_F32, HOPPER.replace(rounding="RN")),
@@ -152,7 +152,10 @@ ORDERS = {  # spelling, and a model in place of its own
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(list(ORDERS), ["f32 steps, D in f16"]))
+@pytest.mark.parametrize(
+    "name",
+    sample_cases(list(ORDERS), ["f32 steps, D in f16", "short steps of two groups, a short last chain", "sparse, a short last step"]),
+)
 def test_every_order_of_steps(name, emulated):
     spelling, model = ORDERS[name]
     for raw in (False, True):

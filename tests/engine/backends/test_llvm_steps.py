@@ -11,7 +11,7 @@ from support.systems import skip_file
 import tcemu
 from tcemu.base.stored_code import HOST_CALL_PREFIX
 from tcemu.engine.backends.llvm import xla_call
-from tcemu.formats import Format
+from tcemu.formats import E4M3, UE4M3, Format
 
 skip_file(xla_call.missing())
 
@@ -58,6 +58,15 @@ def test_a_zero_without_subnormals():
     arithmetic = Arithmetic(model, spec._replace(a=fmt, b=fmt), block)
     for kind in ("bits", "numbers"):
         operands = draw_operands(arithmetic, kind)
+        np.testing.assert_array_equal(multiply_by_kernel(arithmetic, operands), multiply_portably(arithmetic, operands))
+
+
+def test_factors_without_a_sign():
+    """Of A and of B. On a CPU with AVX-512, signs choose a plane of values."""
+    model, spec, block = arithmetics()[FLOATS]
+    for a, b in ((UE4M3, E4M3), (E4M3, UE4M3)):
+        arithmetic = Arithmetic(model, spec._replace(a=a, b=b), block)
+        operands = draw_operands(arithmetic, "bits")
         np.testing.assert_array_equal(multiply_by_kernel(arithmetic, operands), multiply_portably(arithmetic, operands))
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import rules
-from proof_records import SOLVER, proves
+from proof_records import ENUMERATION, SOLVER, proves
 from proving import prove
 from rules import between, widen
 from smt_values import SmtValue, Trace
 from step_rows import numbers, step_rows
+from support.numpy_values import NumpyValue
 
 from tcemu.engine.arithmetic.step import anchored, general
-from tcemu.engine.arithmetic.step.decoding import BIAS
-from tcemu.engine.arithmetic.step.forms import AnchoredForm, IntegerForm, anchored_form
+from tcemu.engine.arithmetic.step.decoding import BIAS, FRACTION
+from tcemu.engine.arithmetic.step.forms import REPEATS, AnchoredForm, IntegerForm, anchored_form
 from tcemu.engine.arithmetic.step.values import BOOL, I32, I64
 from tcemu.formats import F16
+from tcemu.formats import F32 as BINARY32
 from tcemu.formats import F64 as BINARY64
 
 FULL = pytest.mark.full
@@ -116,6 +119,56 @@ def test_a_product_is_added_rounded_down(wide):
     assumed = [between(number_of(v)[1] + stored, 1, top) | (v << 1 == 0) for v in (x, y)]
     assumed += [between(unit, 1, top - stored - 1), between(before, -half, half - 1), between(after, -half, half - 1), left <= stored]
     prove(trace, widen(total, 100, signed=True) == widen(start, 100, signed=True) + after, *assumed)
+
+
+def repeated_form() -> AnchoredForm:
+    """The form whose products a tensor core truncates. Others differ in the formats, which do not matter here."""
+    return next(form for form in anchored_forms().values() if form.is_truncated_by(OWN_BITS[-1]) and form.result == BINARY32)
+
+
+OWN_BITS = range(FRACTION, FRACTION + REPEATS.bit_length())  # fraction bits of tensor cores
+
+
+@proves("repeated sums in a tensor core", by=SOLVER, domain="its steps of 23, 24 and 25 bits: every anchor, all sums in the binade")
+@pytest.mark.parametrize("own_bits", OWN_BITS)
+def test_a_tensor_core_loses_no_bit_of_repeated_sums(own_bits):
+    """By rules 3 to 6 its step is the sum in its units, truncated to f32. C is the anchor and what products before have added.
+
+    As C is the largest term, every product is truncated to the unit 2^(exponent of C - own_bits). So T, the sum of truncated products, is
+    added to the word of C, four times, and nothing else.
+    """
+    trace, bits = Trace(), 40
+    field, before, products = (trace.variable(I32, name) for name in ("field", "before", "products"))
+    last_place = 1 << (own_bits - FRACTION)  # of C, in units
+    anchor = (field << FRACTION) | 1 << (FRACTION - 1)
+    size = (widen(before + products, bits, signed=True) * REPEATS) + (3 << (own_bits - 1))
+    unit = field - BIAS - own_bits
+    got = rules.encode_size(BINARY32, size, field.constant(own_bits), field.never(), unit, field.constant(FRACTION), "RZ")
+    most = (1 << (own_bits - 1)) // REPEATS
+    inside = [between(sum_, -most, most - 1) for sum_ in (before, products, before + products)]
+    prove(trace, got == anchor + (before + products) * (REPEATS // last_place), between(field, 1, 254), *inside)
+
+
+@proves(
+    "anchored.begin_repeated",
+    "anchored.end_repeated",
+    by=ENUMERATION,
+    domain="f32: all sums of a step, and all truncated accumulators with some sums, beside the first and the last anchor",
+)
+@pytest.mark.parametrize("own_bits", OWN_BITS)
+def test_repeated_sums_end(own_bits):
+    form, rng = repeated_form(), np.random.default_rng(own_bits)
+    n = form.numbers
+    most, most_own = n.terms << (n.fraction_bits + 2), (2 << n.fraction_bits) - 1
+    products = np.append(np.arange(-most, most + 1), rng.integers(-most, most + 1, 2 * most_own + 1)).astype(np.int32)
+    own = np.append(rng.integers(-most_own, most_own + 1, 2 * most + 1), np.arange(-most_own, most_own + 1)).astype(np.int32)
+    for field in (FRACTION + 1, 254 - (own_bits - FRACTION)):
+        word = NumpyValue(np.full_like(products, field << FRACTION | 1 << (FRACTION - 1)))
+        total = anchored.begin_repeated(word, own_bits).bits().array + products * (REPEATS >> (own_bits - FRACTION))
+        unit = np.float32(2.0 ** (field - BIAS - FRACTION))
+        got = anchored.end_repeated(form, NumpyValue(own * unit), word, NumpyValue(total).as_float(), word, own_bits).array
+        assert got.dtype == np.float32 and (got.astype(np.float64) == (products + own).astype(np.float64) * unit).all()
+        assert not np.signbit(got[products + own == 0]).any()
 
 
 def exact_code(form: IntegerForm, total: SmtValue, code: SmtValue, top: SmtValue, leading: SmtValue) -> tuple[SmtValue, SmtValue]:

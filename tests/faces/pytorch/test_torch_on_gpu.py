@@ -1,8 +1,11 @@
 """`tcemu.torch.emulate(model, gpu=...)`: every operation as PyTorch computes it on a GPU."""
 
+import contextlib
 import importlib.util
 import json
 import lzma
+import re
+import threading
 import warnings
 from pathlib import Path
 
@@ -20,13 +23,17 @@ ROOT = Path(__file__).parents[3]
 OTHER_NAMES = {"scalar", "scalars", "tensors1", "weights", "p", "correction", "unbiased"}  # of overloads that the rows take by position
 
 
-@pytest.fixture(scope="module")
-def step():
-    """The script that records a training step on a GPU."""
-    spec = importlib.util.spec_from_file_location("torch_training_step", ROOT / "tests/gpu_runs/torch_training_step.py")
+def load_script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tests/gpu_runs/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The script that records a training step on a GPU."""
+    return load_script("torch_training_step")
 
 
 def small_model(name="bfloat16"):
@@ -84,6 +91,101 @@ def test_the_order_of_a_sum_is_the_gpus():
     assert total.numpy() == np.asarray(reduce("sum", x, None))
 
 
+def test_optimizers_of_other_threads_keep_their_defaults():
+    """Two blocks, of which the first one opened closes first, and a thread without a block."""
+    devices = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
+    read = lambda: "cpu" in torch.utils._foreach_utils._get_foreach_kernels_supported_devices()
+    first_open, second_open, first_closed, seen = threading.Event(), threading.Event(), threading.Event(), {}
+
+    def first():
+        with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+            first_open.set()
+            second_open.wait(60)
+            seen["first"] = read()
+        first_closed.set()
+
+    def second():
+        first_open.wait(60)
+        with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+            second_open.set()
+            first_closed.wait(60)
+            seen["second"] = read()
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    first_open.wait(60)
+    seen["without"] = read()
+    for thread in threads:
+        thread.join()
+    assert seen == {"first": True, "second": True, "without": False}
+    assert torch.utils._foreach_utils._get_foreach_kernels_supported_devices is devices
+
+
+@pytest.mark.parametrize(("start", "unknown"), [(0, "raise"), (1, "leave")])
+def test_rms_norm_and_its_gradients_are_the_operators_of_a_gpu(start, unknown):
+    """An operand that begins at an odd element has no rule."""
+    x, norm, found = torch.randn(41)[start : start + 40].reshape(5, 8).requires_grad_(), torch.nn.RMSNorm(8), []
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(8))
+    emulated = tcemu.torch.emulate(norm, gpu="H200", unknown=unknown)
+    for run in (emulated, norm):
+        with emulated if run is emulated else contextlib.nullcontext():
+            found.append(torch.autograd.grad(run(x).square().sum(), (x, norm.weight)))
+    assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(*found, strict=True))
+    statuses = {line.operator: line.status for line in emulated.report()}
+    assert {statuses[f"aten._fused_rms_norm{end}"] for end in ("", "_backward")} == {"not known" if start else "by rule"}
+    assert "aten.rsqrt" not in statuses
+
+
+# ---- special values
+
+
+@pytest.fixture(scope="module")
+def special():
+    """The script that records special values on a GPU, and what an H200 gave."""
+    module = load_script("special_values")
+    return module, json.loads(lzma.open(ROOT / "tests/golden/torch_special_values.json.xz").read())["cases"]
+
+
+SPECIAL_UNKNOWN = (
+    r"(sgn|round|frac|fmax|fmin) of specials|selu of codes|logsigmoid of codes|logsumexp|lerp tensor|histc|sum gaps|sum expanded|linspace|"
+    "logspace|hann|arange|int (topk ties|sort ties|median|kthvalue)"
+)
+
+
+def assert_special_values(special, chosen):
+    module, recorded = special
+    wrong, unknown = [], []
+    for name, fn, operands in module.cases():
+        if not re.search(chosen, name):
+            continue
+        try:
+            with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = fn(*operands)
+        except NotModelled:
+            unknown.append(name)
+            continue
+        if module.digests(found) != recorded[name]:
+            wrong.append(name)
+    assert not wrong and all(re.search(SPECIAL_UNKNOWN, name) for name in unknown)
+
+
+def test_special_values_are_an_h200s(special):
+    assert_special_values(
+        special,
+        r"bf16 (pow (0.501|2.003|0.5)|rsub 0.1 alpha 0.3|remainder 0.7|relu of|maximum|minimum|clamp|to torch|am(ax|in) of zeros|mm)|"
+        r"f32 (rms_norm|sum \(|log_softmax \(5)|int (over|exp|to the|times)|0.3 to the int",
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", ["^bf16", "^f16", "^f32", "^(?!bf16|f16|f32)"])
+def test_all_special_values_are_an_h200s(special, chosen):
+    assert_special_values(special, chosen)
+
+
 # ---- what is not known
 
 
@@ -123,11 +225,37 @@ def test_the_gradient_of_cudnns_attention_of_large_heads_is_not_known_and_may_be
         (lambda: torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), "atomics"),
         (lambda: torch.ones(3).double().exp(), "float64"),
         (lambda: torch.arange(0, 1, 0.1), "steps that are no integers"),
+        (lambda: torch.linspace(0, 1, 9), "linspace has no rule"),
+        (lambda: torch.zeros(3).scatter(0, torch.tensor([0, 0]), torch.ones(2)), "equal indices"),
+        (lambda: torch.zeros(3).scatter(0, torch.tensor([0, 1]), torch.ones(2), reduce="add"), "atomics"),
+        (lambda: torch.zeros(3).index_put((torch.tensor([0, 0]),), torch.ones(2)), "equal indices"),
+        (lambda: torch.bincount(torch.tensor([0, 0]), torch.ones(2)), "atomics"),
+        (lambda: torch.tensor([1, 2, 2]).topk(2), "equal integers"),
+        (lambda: torch.tensor([0.0, -0.0]).max(), "zeros of both signs"),
+        (lambda: torch.ones(1001)[1:].sum(), "begins 4 bytes after"),
+        (lambda: torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0, 3])), "none of 3 classes"),
+        (lambda: torch.nn.functional.cross_entropy(torch.ones(3), torch.tensor(0)), "known are rows"),
+        (lambda: torch.nn.functional.rms_norm(torch.ones(2, 3, 4), (3, 4)), "known is the last one"),
     ],
 )
 def test_what_the_gpu_leaves_open_is_not_known(run, said):
     with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"), pytest.raises(NotModelled, match=said):
         run()
+
+
+def test_other_switches_of_products_are_not_known():
+    x, precision = torch.ones(16, 16), torch.get_float32_matmul_precision()
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        try:
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.set_float32_matmul_precision("high")
+            with pytest.raises(NotModelled, match="allow_bf16_reduced_precision_reduction=False"):
+                x.bfloat16() @ x.bfloat16()
+            with pytest.raises(NotModelled, match="TF32 have no rule"):
+                x @ x
+        finally:
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+            torch.set_float32_matmul_precision(precision)
 
 
 def test_equal_operations_that_are_exact_are_not_unknown():
@@ -136,6 +264,10 @@ def test_equal_operations_that_are_exact_are_not_unknown():
         assert x.topk(2).values.tolist() == [3.0, 2.0] and x.sort().indices.tolist() == [1, 2, 0]
         assert torch.zeros(3).index_add(0, torch.tensor([0, 2]), torch.ones(2)).tolist() == [1.0, 0.0, 1.0]
         assert torch.arange(3).cumsum(0).tolist() == [0, 1, 3]
+        assert torch.zeros(3).index_put((torch.tensor([0, 2]),), torch.ones(2)).tolist() == [1.0, 0.0, 1.0]
+        assert torch.ones(9)[4:].sum() == 5 and torch.ones(4, 9)[:, 1:].softmax(-1).shape == (4, 8)
+        for without_axes in (x[0].sort()[0], x[0].topk(1)[0], x[0].cumsum(0)):
+            assert without_axes == 3
     assert set(emulated.report().counts()) == {"not known", "by rule", "measured", "exact"} and not emulated.report().unknown
 
 

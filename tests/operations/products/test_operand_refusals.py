@@ -10,6 +10,7 @@ from support.sampling import sample_cases
 import tcemu
 from tcemu import formats
 from tcemu.formats import BF16, E2M1, F16, F32, F64, S8, S32
+from tcemu.operations.products.product_arguments import _scale_numbers
 
 F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 BF16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
@@ -150,6 +151,16 @@ def test_block_scales_that_their_format_lacks_are_refused(bad, near):
     ):
         multiply(scales)
     assert jax.jit(multiply)(scales.astype(np.float32)).shape == (16, 8)  # traced scales are rounded
+
+
+def test_scales_that_a_traced_function_holds_are_checked_while_it_is_traced():
+    """The numbers of their format were once computed as part of that function."""
+    a, ones = np.ones((16, 64), np.float32), np.ones((2, 8), np.float32)
+    _scale_numbers.cache_clear()
+    multiply = lambda a, s: tcemu.gemm(a, a[:8].T, op=MXF4_OP, target="sm_120a", scale_a=s, scale_b=ones)
+    assert (jax.jit(lambda a: multiply(a, np.full((16, 2), 2, np.float32)))(a) == 128).all()
+    with pytest.raises(ValueError, match=r"scale_a: got 1\.5 at \[0, 0\]"):
+        jax.jit(lambda a: multiply(a, np.full((16, 2), 1.5, np.float32)))(a)
 
 
 def test_nan_is_a_number_of_ue8m0():

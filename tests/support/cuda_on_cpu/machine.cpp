@@ -131,9 +131,19 @@ static double of_bf16(u32 bits) {
     memcpy(&f, &word, 4);
     return f;
 }
-// f32, cut toward zero, of a sum in f64: as short as a tensor core's
-static float cut(double v) {
-    float f = (float)v;
+// A step of an H100's tensor core: terms truncated to 25 bits below the largest exponent, the sum to an f32. An f64 holds it: terms are finite,
+// fewer than 2^5, and below 2^27 units
+static int own_exponent(double v, int least) { return max(std::ilogb(v), least); }
+static float fused_step(float c, const double *x, const double *y, int k) {
+    int top = c == 0 ? INT32_MIN : own_exponent(c, -126);
+    for (int t = 0; t < k; ++t)
+        if (x[t] != 0 && y[t] != 0) top = max(top, own_exponent(x[t], -126) + own_exponent(y[t], -126));
+    if (top == INT32_MIN) return 0;
+    const int unit = top - 25;
+    double sum = std::trunc(std::ldexp((double)c, -unit));
+    for (int t = 0; t < k; ++t) sum += std::trunc(std::ldexp(x[t] * y[t], -unit));
+    const double v = std::ldexp(sum, unit);
+    const float f = (float)v;
     return std::fabs((double)f) > std::fabs(v) ? std::nextafter(f, 0.0f) : f;
 }
 // k: of one fragment; given: 4 of D, then the registers of A, then those of B
@@ -146,12 +156,12 @@ static void mma(float (&d)[4], const u32 *a, const u32 *b, int k) {
                 const int row = lane / 4 + v / 2 * 8, column = lane % 4 * 2 + v % 2;
                 float start;
                 memcpy(&start, &w.given[lane][v], 4);
-                double sum = start;
+                double x[16], y[16];
                 for (int t = 0; t < k; ++t) {
-                    const u32 x = w.given[row % 8 * 4 + t % 8 / 2][4 + row / 8 + t / 8 * 2], y = w.given[column * 4 + t % 8 / 2][4 + k / 4 + t / 8];
-                    sum += of_bf16(x >> t % 2 * 16 & 0xFFFF) * of_bf16(y >> t % 2 * 16 & 0xFFFF);
+                    x[t] = of_bf16(w.given[row % 8 * 4 + t % 8 / 2][4 + row / 8 + t / 8 * 2] >> t % 2 * 16 & 0xFFFF);
+                    y[t] = of_bf16(w.given[column * 4 + t % 8 / 2][4 + k / 4 + t / 8] >> t % 2 * 16 & 0xFFFF);
                 }
-                const float f = cut(sum);
+                const float f = fused_step(start, x, y, k);
                 memcpy(&w.taken[lane][v], &f, 4);
             }
     });

@@ -121,6 +121,7 @@ kernels_run = pytest.mark.skipif(bool(xla_call.missing()), reason=f"no kernel ru
 E4M3_MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
 DRAWN = (*OPS, "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32")
 COMPARED = (  # the steps of one side are parts of the other's, or not; with and without chains; wide formats
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a:terms=6", "sm_90a:terms=4"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_80", "sm_90a"),
     (E4M3_MMA, "sm_89", "sm_90a"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "sm_90a", "sm_80"),
@@ -208,7 +209,7 @@ def assert_equal_counts(wanted, found):
 
 
 @kernels_run
-@pytest.mark.parametrize("compared", sample_cases(COMPARED, COMPARED[:2]))
+@pytest.mark.parametrize("compared", sample_cases(COMPARED, COMPARED[:3]))
 def test_the_comparing_kernel_counts_what_the_portable_way_counts(compared):
     wanted, found, calls = runs(compared, True, 700)
     assert_equal_counts(wanted, found)

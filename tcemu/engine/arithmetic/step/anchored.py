@@ -24,7 +24,7 @@ Products that are summed in groups are added exactly before, in f32, and each gr
 from __future__ import annotations
 
 from tcemu.engine.arithmetic.step.decoding import BIAS, FRACTION, SIGN, SPECIAL_EXPONENT, MarkedFactor, decode_accumulator
-from tcemu.engine.arithmetic.step.forms import BYTE, NEAR, NO_TOP, REACH, AnchoredForm, IntegerForm
+from tcemu.engine.arithmetic.step.forms import BYTE, NEAR, NO_TOP, REACH, REPEATS, AnchoredForm, IntegerForm
 from tcemu.engine.arithmetic.step.specials import MAGNITUDE
 from tcemu.engine.arithmetic.step.values import F32, F64, I32, I64, V
 from tcemu.engine.formats.number_formats import BF16, Format
@@ -148,6 +148,34 @@ def round_kept(form: AnchoredForm, total: V, half: V) -> V:
     return (total.bits() & ~((1 << more) - 1)).as_float()
 
 
+# ---- sums of a tensor core
+
+
+def begin_repeated(word: V, own_bits: int) -> V:
+    """The anchor of repeated sums, f32.
+
+    Args:
+        word: Of the step's anchor.
+        own_bits: See `forms.AnchoredForm.is_truncated_by`.
+    """
+    return (word + ((own_bits - FRACTION) << FRACTION)).as_float()
+
+
+def end_repeated(form: AnchoredForm, c: V, word: V, total: V, half: V, own_bits: int) -> V:
+    """The accumulator after a step.
+
+    Args:
+        form: Of the step.
+        c: The accumulator before it.
+        word: Of the step's anchor.
+        total: What `begin_repeated` became.
+        half: See `alignment_word`.
+        own_bits: See `begin_repeated`.
+    """
+    products = total - begin_repeated(word, own_bits)
+    return round_kept(form, products.multiply_add_exact(1.0 / REPEATS, truncate(form, c, word)), half)
+
+
 # ---- accumulators
 
 
@@ -208,7 +236,7 @@ def factor_value(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
 
 
 def factor_bf16(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
-    """The bf16 code of a group's factor: exact, or subnormal and exact, for scales of exponents up to MOST_OF_SCALE."""
+    """The bf16 code of a factor: exact, or subnormal and exact. A group's scale has an exponent up to MOST_OF_SCALE."""
     part = takes_part(x)
     value = x.significand.to_float(F64) * power_of_two(True, part.select(factor_unit(form, fmt, x), 0))
     return part.select(value.narrow("RN").bits() >> (FRACTION - BF16.mantissa_bits), 0)

@@ -422,6 +422,7 @@ REACH, NEAR = 15, 12  # binades below the largest exponents of a row and a colum
 BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
 NO_TOP, SPECIAL_TOP = -300, 1000  # the max exponent of a line of zeros, and of one with an Inf or a NaN
 MOST_OF_SCALE = 120  # exponent of a group's largest scale
+REPEATS = 4  # times that a tensor core adds each product which it truncates
 RELATIVE_LIMIT = 90  # of the sum of the largest exponents of a row and a column, where exponents are relative
 MOST_RELATIVE = 120  # exponents of plain accumulators, where exponents are relative
 
@@ -466,6 +467,19 @@ class AnchoredForm(NamedTuple):
     def fields(self) -> int:
         """The bits of the exponent in a float's upper word."""
         return (2 * self.bias + 1) << self.field
+
+    def is_truncated_by(self, own_bits: int) -> bool:
+        """Returns whether a tensor core truncates the products of this step as the step does: see `anchored.begin_repeated`.
+
+        Args:
+            own_bits: Fraction bits of the tensor core's own steps of bf16, whose terms and results are truncated; 0: there are none.
+        """
+        n, spare = self.numbers, own_bits - F32.mantissa_bits
+        if not 0 <= spare < REPEATS.bit_length() or self.wide or self.relative or n.summed or n.terms % 16:
+            return False
+        exact = max(self.a.mantissa_bits, self.b.mantissa_bits) <= BF16.mantissa_bits
+        sums = REPEATS * n.terms << (n.fraction_bits + 2)  # below half a binade of the anchor
+        return exact and sums <= 1 << (own_bits - 1) and self.most + self.up + spare <= F32.max_exponent
 
     def exponent_limit(self, k: int) -> int:
         """The largest sum of the max exponents of a row and a column in a step of which no sum of k products leaves the binades."""

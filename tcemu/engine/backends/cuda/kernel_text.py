@@ -18,6 +18,7 @@ FILES = {  # entry point of a text -> its files, in order
     "tile": ("decode", "step", "sums", "prepared", "align", "products", "tile"),
 }
 STEPS_OF_GROUPS = {"products": "groups"}  # where products are summed in groups
+STEPS_REPEATED = {"products": "repeated"}  # where a tensor core truncates each product
 FLOATS = {"significands": "floats"}  # where a warp keeps factors as f32
 OF_WARP = 3  # files of "warp" that need its tables
 CODES = {8: "u8", 16: "u16", 32: "u32"}
@@ -43,6 +44,12 @@ class TileNumbers(NamedTuple):
     blocks: int  # of a multiprocessor, at least; bounds the registers of a thread
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
+    own_bits: int = 0  # fraction bits of the tensor core that truncates the products; 0: it does not
+
+    @property
+    def in_bf16(self) -> bool:
+        """True if a tensor core multiplies the factors."""
+        return bool(self.form.numbers.summed or self.own_bits)
 
     @property
     def threads(self) -> int:
@@ -63,10 +70,10 @@ def tile_numbers(form: AnchoredForm | None) -> TileNumbers | None:
 def step_bytes(n: StepNumbers, tiles: TileNumbers) -> int:
     """Returns the bytes of one line in a step, as `prepare` makes it."""
     powers, wide = 2 * max(8, n.terms), tiles.form.wide
-    return 4 + 4 * tiles.form.relative + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
+    return 4 + 4 * tiles.form.relative + powers + (powers if tiles.in_bf16 else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
-def _arrangements(n: StepNumbers, wide: bool, small: bool = False) -> tuple[dict[str, int], ...]:
+def _arrangements(n: StepNumbers, wide: bool, small: bool = False, own_bits: int = 0) -> tuple[dict[str, int], ...]:
     """Returns arrangements of `tile` among threads. The first that has room is the fastest of some hundreds measured on an NVIDIA H200.
 
     small: for products whose large tiles would leave multiprocessors without work.
@@ -82,6 +89,8 @@ def _arrangements(n: StepNumbers, wide: bool, small: bool = False) -> tuple[dict
         "ring": 2 if wide and n.terms <= 16 else 1, "blocks": 2 if wide else 3,
         "unrolled": 1, "pause": 8 if n.terms < 16 else 4 if wide and n.terms == 16 else 2,
     }  # fmt: skip
+    if own_bits:
+        large |= {"steps_together": 1, "ring": 2, "blocks": 2, "own_bits": own_bits}
     if small:
         few = large | {"row_tiles": 2, "column_tiles": 2, "ring": 2, "blocks": 4, "pause": 2}
         return few, few | {"ring": 1}, few | {"ring": 1, "blocks": 2}
@@ -95,14 +104,16 @@ def shared_bytes(n: StepNumbers, tiles: TileNumbers) -> int:
     return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * step_bytes(n, tiles)
 
 
-def fit_shared_memory(n: StepNumbers, tiles: TileNumbers | None, most: int, small: bool = False) -> TileNumbers | None:
+def fit_shared_memory(n: StepNumbers, tiles: TileNumbers | None, most: int, small: bool = False, own_bits: int = 0) -> TileNumbers | None:
     """Return the numbers in the first arrangement that fits into `most` bytes of shared memory per block; None if no arrangement does.
+
+    own_bits: Fraction bits of the GPU's own steps of bf16; 0: products are not left to them.
 
     A multiprocessor has OF_BLOCK bytes more than a block may have. Its blocks share all of them, and the driver takes OF_BLOCK for each.
     """
     if tiles is None:
         return None
-    for arrangement in _arrangements(n, tiles.form.wide, small):
+    for arrangement in _arrangements(n, tiles.form.wide, small, own_bits if tiles.form.is_truncated_by(own_bits) else 0):
         one = tiles._replace(**arrangement)
         if one.blocks * (shared_bytes(n, one) + OF_BLOCK) <= most + OF_BLOCK:
             return one
@@ -132,11 +143,12 @@ def kernel_text(
     """
     form, scale = IntegerForm(n, spec.a, spec.b, result), spec.scale or UE8M0
     instead = (STEPS_OF_GROUPS if n.summed else {}) | (FLOATS if stored is not None and stored.floats else {})
+    instead |= STEPS_REPEATED if tiles is not None and tiles.own_bits else {}
     structs, rendered = [], functions.step_functions(form) + functions.sum_functions(form)
     for name, fmt in (("A", form.a), ("B", form.b)):
         members = [*functions.decoding_functions(fmt), functions.scaling_function(fmt, scale, bool(n.summed))]
         if tiles is not None:
-            members += functions.preparing_functions(tiles.form, fmt)
+            members += functions.preparing_functions(tiles.form, fmt, tiles.in_bf16)
         structs.append(functions.format_text(name, fmt, *members))
         if stored is not None:
             own = stored.formats[len(structs) > 1]
@@ -144,7 +156,7 @@ def kernel_text(
     structs.append(functions.format_text("RESULT", result, *functions.decoding_functions(result)))
     structs += [functions.format_text(name, fmt) for name, fmt in (("F32", F32), ("F16", F16))]
     if tiles is not None:
-        rendered += functions.tile_functions(tiles.form)
+        rendered += functions.tile_functions(tiles.form, tiles.own_bits)
     if stored is not None:
         rendered += functions.register_functions(form)
     c, d = (F32, F32) if n.promoted else (result, spec.d)

@@ -4,6 +4,7 @@
 It reads the codes as they are, and takes every order of steps.
 """
 
+from functools import cache
 from math import lcm
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tcemu.engine.architectures.lookup import find_row
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, Promotion, Scales
 from tcemu.engine.arithmetic.step.forms import StepNumbers, anchored_form, step_numbers
@@ -21,6 +23,8 @@ from tcemu.engine.backends.cuda.kernel_text import TileNumbers
 from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch, route
 from tcemu.engine.formats.coding import recode
 from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.engine.isa.grammar import parse
+from tcemu.engine.isa.targets import capability_target
 
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
 INTEGER_ROWS, INTEGER_COLUMNS = 16, 8  # elements of D of a block of `integer`
@@ -116,13 +120,22 @@ def _multiply(kernels: MatrixKernels, a: Array, b: Array, c: Array, *scales: Arr
 
 def _tiles(kernels: MatrixKernels, batch: int, m: int, n: int) -> TileNumbers | None:
     """Returns the numbers of `tile` for a result of this shape: smaller tiles where large ones are too few for all multiprocessors."""
-    shared, processors = route().shared_bytes, route().multiprocessors
-    large = source.fit_shared_memory(kernels.numbers, kernels.tiling, shared)
+    shared, processors, own = route().shared_bytes, route().multiprocessors, own_fraction_bits(route().capability)
+    large = source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, own_bits=own)
     if large is not None:
         rows, columns = large.lines
         if kernels.numbers.summed or batch * -(-m // rows) * -(-n // columns) >= FEW_TILES * processors:
             return large
-    return source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, small=True) or large
+    return source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, small=True, own_bits=own) or large
+
+
+@cache
+def own_fraction_bits(capability: str) -> int:
+    """Fraction bits of the steps of a GPU's own mma of bf16 to f32; 0 where nobody has verified on silicon that it truncates to them."""
+    op = parse("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
+    row = find_row(op, capability_target(int(capability[:-1]), int(capability[-1])))
+    truncates = row.model.rounding == row.model.alignment == "RZ" and row.model.result_bits is None
+    return int(row.model.fraction_bits) if row.evidence.level == "silicon" and truncates else 0
 
 
 def _shape(kernels: MatrixKernels, a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:

@@ -99,9 +99,14 @@ def tile_constants(form: AnchoredForm) -> dict[str, int]:
     }  # fmt: skip
 
 
-def tile_functions(form: AnchoredForm) -> list[str]:
-    """The anchored step."""
+def tile_functions(form: AnchoredForm, own_bits: int) -> list[str]:
+    """The anchored step. own_bits: see `TileNumbers`."""
     value = F64 if form.wide else F32
+    end_repeated = lambda c, word, total, half: anchored.end_repeated(form, c, word, total, half, own_bits)
+    repeated = [
+        function_text("begin_repeated", lambda word: anchored.begin_repeated(word, own_bits), I32),
+        function_text("end_repeated", end_repeated, value, I32, value, I32),
+    ]
     summed = [
         function_text("reach", lambda word, base: anchored.reach(form, word, base), I32, I32),
         function_text("not_integers", anchored.not_integers, *[I32] * 5),
@@ -118,7 +123,7 @@ def tile_functions(form: AnchoredForm) -> list[str]:
         f"typedef {TYPES[value]} Value;",
         function_text("base_of_lines", lambda tops: anchored.base_of_lines(form, tops), I32),
         function_text("alignment_word", align, I32, value, I32, I32),
-        *(of_groups if form.numbers.summed else summed),
+        *(of_groups if form.numbers.summed else repeated if own_bits else summed),
         function_text("result_float", lambda c: anchored.result_float(form, c), value),
         function_text("result_code", lambda c: anchored.result_code(form, c), value),
         function_text("is_plain", lambda code: anchored.is_plain(form, code), I32),
@@ -129,9 +134,9 @@ def tile_functions(form: AnchoredForm) -> list[str]:
     ]
 
 
-def preparing_functions(form: AnchoredForm, fmt: Format) -> list[str]:
-    """A factor as the anchored step reads it: members of a format's struct."""
-    if form.numbers.summed:
+def preparing_functions(form: AnchoredForm, fmt: Format, in_bf16: bool) -> list[str]:
+    """A factor as the anchored step reads it: members of a format's struct. in_bf16: a tensor core multiplies it."""
+    if in_bf16:
         own = [_member("bf16", lambda factor: anchored.factor_bf16(form, fmt, factor), FACTOR)]
     else:
         own = [

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
@@ -311,9 +313,11 @@ def order_of_kernels(launches: Sequence[Launch], call: TorchProduct) -> ProductO
 
 
 def check_product(call: TorchProduct) -> None:
-    """Raises Unsupported for a product of another dtype or layout, ValueError for a size below 1."""
+    """Raises Unsupported for a product of another dtype or layout, ValueError for a size that is no integer from 1."""
     for name, value, expected in (("dtype", call.dtype, tuple(DTYPES)), ("layout", call.layout, LAYOUTS), ("addend", call.addend, ADDENDS)):
         if value not in expected:
             raise Unsupported(f"{name}={value!r}: expected one of {', '.join(map(str, expected))}")
-    if min(call.m, call.k, call.n, call.batch) < 1:
-        raise ValueError(f"{call}: expected sizes of 1 or more")
+    for name in ("m", "k", "n", "batch"):
+        size = getattr(call, name)
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"{name}={size!r}: expected sizes of a product that are integers of 1 or more")

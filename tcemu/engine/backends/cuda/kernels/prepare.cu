@@ -7,12 +7,13 @@ __device__ __forceinline__ void store(u8 *to, const u32 (&words)[1]) { *(u32 *)t
 constexpr int MOST_LINES = A_LINES > B_LINES ? A_LINES : B_LINES;
 
 // half_of(t), the bf16 of product t -> a section of fragments
-template <bool IS_A, class F> __device__ __forceinline__ void store_fragments(u8 *section, int line, F half_of) {
+template <bool IS_A, bool REPEATED, class F> __device__ __forceinline__ void store_fragments(u8 *section, int line, F half_of) {
     typedef Prepared<IS_A ? A_LINES : B_LINES> Part;
 #pragma unroll
     for (int t = 0; t < KP; t += 2)
-        *(u32 *)(section + (IS_A ? Part::in_fragment_of_a(line, t) : Part::in_fragment_of_b(line, t))) =
-            t < TERMS ? half_of(t) | half_of(t + 1) << 16 : 0;
+        *(u32 *)(section + (REPEATED ? IS_A ? Part::in_repeated_of_a(line, t) : Part::in_repeated_of_b(line, t)
+                            : IS_A   ? Part::in_fragment_of_a(line, t)
+                                     : Part::in_fragment_of_b(line, t))) = t < TERMS ? half_of(t) | half_of(t + 1) << 16 : 0;
 }
 
 // What a fast step of single products reads besides the powers
@@ -53,11 +54,11 @@ template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void p
         if (factors[t].exponent != ZERO_EXPONENT) top = max(top, min(factors[t].exponent, SPECIAL_TOP));
     }
     if (SUMMED && top > MOST_OF_SCALE) top = SPECIAL_TOP;
-    if constexpr (SUMMED)
-        store_fragments<IS_A>(to + Part::values, line, [&](int t) { return (u32)FORMAT::bf16(factors[t]); });
+    if constexpr (IN_BF16)
+        store_fragments<IS_A, OWN_BITS != 0>(to + Part::values, line, [&](int t) { return (u32)FORMAT::bf16(factors[t]); });
     else
         store_products<FORMAT, Part>(to, line, factors, top);
-    store_fragments<IS_A>(to + Part::powers, line, [&](int t) { return (u32)(IS_A ? power_of_a(factors[t], top) : power_of_b(factors[t], top)); });
+    store_fragments<IS_A, false>(to + Part::powers, line, [&](int t) { return (u32)(IS_A ? power_of_a(factors[t], top) : power_of_b(factors[t], top)); });
     *(int *)(to + Part::tops + line * 4) = top * TOP;
     if (RELATIVE) {
         int near = 0;
