@@ -19,7 +19,6 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -768,7 +767,7 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    array = lambda x: jnp.asarray(np.ascontiguousarray(x))
+    array = np.ascontiguousarray
     found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
     status = BY_RULE if choice.source == torch_products.RULE else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))

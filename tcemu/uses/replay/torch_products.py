@@ -37,7 +37,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
     tensor_core,
 )
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
-from tcemu.operations.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
+from tcemu.operations.products.library.kernel_matmul import Floats, KernelOperands, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.uses.replay.kernel_choices import STAGE_TILES
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
@@ -418,8 +418,8 @@ def matmul(
     return multiply_as_chosen(choice, left, right, addend)
 
 
-def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | None = None) -> Array:
-    """Compute the product of a choice. The arrays are those of `matmul`."""
+def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Array:
+    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which nothing is compiled by itself."""
     outputs = (*a.shape[:-1], b.shape[-1])
     if choice.product.addend == "outputs" and bias is not None:
         fits = bias.ndim <= len(outputs) and all(n in (1, size) for n, size in zip(bias.shape[::-1], outputs[::-1], strict=False))
@@ -438,7 +438,7 @@ def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | 
     return matmul_with_kernel(recipe, KernelOperands(a, b, bias, None, None), a.dtype).reshape(outputs)
 
 
-def _with_addend_slice(choice: ProductChoice, a: Array, b: Array, bias: Array) -> tuple[Array, Array, KernelRecipe]:
+def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Array, Array, KernelRecipe]:
     """Return operands with a slice before the first whose sum is the bias: ones in A, the bias and zeros in B."""
     if choice.product.addend != "columns":
         raise NotModelled(f"{choice.product}: an addend [M, N] that is added before the first slice is not computed here")

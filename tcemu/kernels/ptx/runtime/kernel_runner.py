@@ -16,6 +16,7 @@ from tcemu.engine.isa.targets import TARGETS, parse_target_name, resolve_target
 from tcemu.kernels.ptx.cuda_source import Source, read_module
 from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker, hazard_tracker
 from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
+from tcemu.kernels.ptx.linker.constant_divisions import fold_constant_divisions
 from tcemu.kernels.ptx.linker.contraction import fuse_products
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.kernels.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
@@ -111,6 +112,7 @@ def run(
         TypeError, ValueError: An argument does not fit.
     """
     module = read_module(text, target, entry, options)
+    module = fold_constant_divisions(module)
     module = fuse_products(module) if fmad else module
     function = find_entry(module, entry)
     target = _compatible_target(module, target)

@@ -7,7 +7,6 @@ kernels: `fused_attention.py`. Held to words of PyTorch 2.11.0 on an H200: `test
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 import jax
@@ -317,9 +316,11 @@ def _fused(call: _Call) -> tuple[Array, Array]:
         None if call.bias is None else call.bias.reshape(batch, key_heads, rows, -1),
     )  # fmt: skip
     found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale)
-    out = by_rows(jax.jit(partial(convert, F32, call.fmt)), found.out)
-    result = to_float(call.fmt, jnp.asarray(out).reshape(batch, heads, queries, width), given_dtype(call.fmt))
-    return result, to_float(F32, jnp.asarray(found.logsumexp).reshape(batch, heads, queries))
+    out = by_rows(convert, found.out, fixed=(F32, call.fmt))
+    out, logarithms = out.reshape(batch, heads, queries, width), found.logsumexp.reshape(batch, heads, queries)
+    if isinstance(out, np.ndarray):
+        return jax.device_put(out.view(given_dtype(call.fmt))), jax.device_put(np.asarray(logarithms).view(np.float32))
+    return to_float(call.fmt, out, given_dtype(call.fmt)), to_float(F32, logarithms)
 
 
 # ---- the math backend

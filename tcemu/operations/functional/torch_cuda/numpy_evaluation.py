@@ -1,7 +1,7 @@
 """Functions of JAX evaluated by NumPy, equation by equation: nothing is compiled, so that the first call of a shape does not wait for XLA.
 
-The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are jitted functions by
-name. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
+The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are traced as their
+names alone. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
 contracts or flushes. Every other equation is one of integers, or a move.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
 
-from tcemu.base.jax_internals import split_scan_operands
+from tcemu.base.jax_internals import named_call, split_scan_operands, tracing_names
 from tcemu.engine.arithmetic.special_functions import NAN
 
 F32 = np.dtype(np.float32)
@@ -56,7 +56,7 @@ def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return odd.view(np.float64).astype(np.float32)
 
 
-FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a jitted function of f32 codes
+FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a function of f32 codes
     "add_f32": np.add,
     "multiply_f32": np.multiply,
     "divide_f32": np.divide,
@@ -107,6 +107,11 @@ def _broadcast(x: np.ndarray, *_: Any, shape: Sequence[int], broadcast_dimension
     for axis, place in enumerate(broadcast_dimensions):
         own[place] = x.shape[axis]
     return np.broadcast_to(x.reshape(own), shape)
+
+
+def _iota(*, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> np.ndarray:
+    own = [-1 if axis == dimension else 1 for axis in range(len(shape))]
+    return np.broadcast_to(np.arange(shape[dimension], dtype=dtype).reshape(own), shape)
 
 
 def _leading_zeros(x: np.ndarray) -> np.ndarray:
@@ -169,26 +174,19 @@ def _round_half(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
     return np.rint(x)
 
 
-def _plain(how: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of NumPy that ignores a primitive's parameters."""
-    return lambda *operands, **_: how(*operands)
-
-
-PRIMITIVES: dict[str, Callable[..., Any]] = {
-    **{
-        name: _plain(how)
-        for name, how in {
-            "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor,
-            "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "eq": np.equal, "ne": np.not_equal,
-            "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "min": np.minimum, "max": np.maximum,
-            "is_finite": np.isfinite, "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), "select_n": _select,
-            "shift_left": partial(_shift, True, False), "shift_right_logical": partial(_shift, False, False),
-            "shift_right_arithmetic": partial(_shift, False, True), "clz": _leading_zeros,
-            **dict.fromkeys(("copy", "copy_p", "stop_gradient", "xla_metadata_value"), lambda x: x),
-        }.items()
-    },
-    "convert_element_type": _convert, "broadcast_in_dim": _broadcast, "slice": _slice, "pad": _pad, "gather": _gather, "scatter": _scatter,
-    "bitcast_convert_type": lambda x, *, new_dtype: np.ascontiguousarray(x).view(np.dtype(new_dtype)).reshape(np.shape(x)),
+PLAIN: dict[str, Callable[..., Any]] = {  # functions of the operands alone
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "eq": np.equal, "ne": np.not_equal,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "min": np.minimum, "max": np.maximum,
+    "is_finite": np.isfinite, "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), "select_n": _select,
+    "shift_left": partial(_shift, True, False), "shift_right_logical": partial(_shift, False, False),
+    "shift_right_arithmetic": partial(_shift, False, True), "clz": _leading_zeros,
+    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "xla_metadata_value"), lambda x: x),
+}  # fmt: skip
+PRIMITIVES: dict[str, Callable[..., Any]] = {  # functions of the operands and of a primitive's parameters
+    "iota": _iota, "convert_element_type": _convert, "broadcast_in_dim": _broadcast, "slice": _slice, "pad": _pad, "gather": _gather,
+    "scatter": _scatter,
+    "bitcast_convert_type": lambda x, *, new_dtype: np.asarray(x).view(np.dtype(new_dtype)),
     "reshape": lambda x, *_, new_sizes, **__: np.reshape(x, new_sizes),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation), "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
     "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions), "rev": lambda x, *, dimensions: np.flip(x, dimensions),
@@ -213,15 +211,16 @@ def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
     with _lock:
         program = _programs.get(key)
     if program is None:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
-        program = closed, jax.tree.structure(shape)
+        with tracing_names():
+            closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
+        program = _Program(closed), jax.tree.structure(shape)
         with _lock:
             if len(_programs) > 512:
                 _programs.clear()
             _programs[key] = program
-    closed, structure = program
+    steps, structure = program
     with np.errstate(all="ignore"):
-        return jax.tree.unflatten(structure, [np.asarray(x) for x in _evaluate(closed.jaxpr, closed.consts, arrays)])
+        return jax.tree.unflatten(structure, [np.asarray(x) for x in steps.run(arrays)])
 
 
 ARRAY = object()  # stands for an array among the arguments of `_bind`
@@ -245,80 +244,134 @@ def call_by_numpy(fn: Callable[..., Any], *arguments: Any, **options: Any) -> An
     return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)
 
 
-@lru_cache(maxsize=4096)
-def _last_uses(jaxpr: Any) -> tuple[tuple[Any, ...], ...]:
-    """Return the variables that no equation after each one reads, so that their memory is free early."""
-    later = {atom for atom in jaxpr.outvars if not hasattr(atom, "val")}
-    found = []
-    for equation in reversed(jaxpr.eqns):
-        ended = {atom for atom in (*equation.invars, *equation.outvars) if not hasattr(atom, "val")} - later
-        later |= ended
-        found.append(tuple(ended))
-    return tuple(reversed(found))
+class _Step(NamedTuple):
+    """One function of NumPy between slots."""
+
+    compute: Callable[..., Any]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    is_one: bool  # compute returns the result, otherwise a list of results
+    ended: tuple[int, ...]  # slots that no later step reads, so that their memory is free early
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
-    for equation, ended in zip(jaxpr.eqns, _last_uses(jaxpr), strict=True):
-        operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
-        values.update(zip(equation.outvars, _compute(equation, operands), strict=True))
-        for atom in ended:
-            values.pop(atom, None)
-    return [atom.val if hasattr(atom, "val") else values[atom] for atom in jaxpr.outvars]
+class _Program:
+    """The equations of a jaxpr and of all that it calls, as one list of steps between numbered slots."""
+
+    def __init__(self, closed: Any) -> None:
+        self.values: list[Any] = []  # at the beginning
+        self.steps: list[_Step] = []
+        self.inputs = [self._slot() for _ in closed.jaxpr.invars]
+        self.outputs = self._add(closed.jaxpr, closed.consts, self.inputs)
+        later = set(self.outputs)
+        for number in reversed(range(len(self.steps))):
+            step = self.steps[number]
+            ended = {*step.operands, *step.results} - later
+            later |= ended
+            self.steps[number] = step._replace(ended=tuple(ended))
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results."""
+        values = self.values.copy()
+        for slot, argument in zip(self.inputs, arguments, strict=True):
+            values[slot] = argument
+        for compute, operands, results, is_one, ended in self.steps:
+            found = compute(*[values[slot] for slot in operands])
+            if is_one:
+                values[results[0]] = found
+            else:
+                for slot, value in zip(results, found, strict=True):
+                    values[slot] = value
+            for slot in ended:
+                values[slot] = None
+        return [values[slot] for slot in self.outputs]
+
+    def _slot(self, value: Any = None) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _add(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int]) -> list[int]:
+        """Add the equations of a jaxpr, and return the slots of its results."""
+        slots = dict(zip(jaxpr.invars, inputs, strict=True))
+        slots |= {variable: self._slot(np.asarray(value)) for variable, value in zip(jaxpr.constvars, consts, strict=True)}
+        find = lambda atom: self._slot(np.asarray(atom.val, atom.aval.dtype)) if hasattr(atom, "val") else slots[atom]
+        for equation in jaxpr.eqns:
+            operands = [find(atom) for atom in equation.invars]
+            inner = next((equation.params[key] for key in INNER if key in equation.params), None)
+            if equation.primitive.name in CALLS and inner is not None:
+                closed = hasattr(inner, "consts")
+                results = self._add(inner.jaxpr if closed else inner, inner.consts if closed else (), operands)
+            else:
+                results = [self._slot() for _ in equation.outvars]
+                self.steps.append(_Step(_compile(equation), tuple(operands), tuple(results), len(results) == 1, ()))
+            slots.update(zip(equation.outvars, results, strict=True))
+        return [find(atom) for atom in jaxpr.outvars]
 
 
-def _compute(equation: Any, operands: list[Any]) -> list[Any]:
+def _compile(equation: Any) -> Callable[..., Any]:
+    """Return what computes an equation: its only result, or a list of results."""
     kind, params = equation.primitive.name, equation.params
-    name = params.get("name")
-    if kind in CALLS:
-        if name in FLOAT_FUNCTIONS:
-            return [np.broadcast_to(_call_floats(name, *operands), equation.outvars[0].aval.shape)]
-        inner = next((params[key] for key in INNER if key in params), None)
-        if inner is not None:
-            closed = hasattr(inner, "consts")
-            return _evaluate(inner.jaxpr if closed else inner, inner.consts if closed else (), operands)
-    if kind == "cond":
-        branch = params["branches"][int(np.asarray(operands[0]))]
-        return _evaluate(branch.jaxpr, branch.consts, operands[1:])
-    if kind == "scan":
-        return _scan(equation, operands)
-    if kind == "while":
-        return _loop(params, operands)
-    if kind in PRIMITIVES:
-        extra = {key: value for key, value in params.items() if key not in ("weak_type", "sharding", "accuracy", "unroll")}
+    is_one = len(equation.outvars) == 1
+    if equation.primitive is named_call:
+        return partial(_call_floats, params["name"])
+    if kind in ("cond", "scan", "while"):
+        run = {"cond": _branches, "scan": _scan, "while": _loop}[kind](params)
+        return (lambda *operands: run(operands)[0]) if is_one else (lambda *operands: run(operands))
+    extra = {key: value for key, value in params.items() if key not in ("weak_type", "sharding", "accuracy", "unroll")}
+    how = PLAIN.get(kind) or (partial(PRIMITIVES[kind], **extra) if kind in PRIMITIVES else _refuse)
+
+    def compute(*operands: Any) -> Any:
         try:
-            return [PRIMITIVES[kind](*(np.asarray(x) for x in operands), **extra)]
+            found = how(*operands)
         except (NotImplementedError, TypeError):
-            pass
-    return _by_jax(equation, operands)
+            found = _by_jax(equation, operands)
+            return found[0] if is_one else found
+        return found if is_one else [found]
+
+    return compute
 
 
-def _by_jax(equation: Any, operands: list[Any]) -> list[Any]:
+def _refuse(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+def _by_jax(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """Compute an equation that NumPy does not, by JAX."""
     parameters: Any = equation.primitive.get_bind_params(equation.params)
     functions, options = parameters if isinstance(parameters, tuple) else ((), parameters)  # a tuple before JAX 0.7
     found = equation.primitive.bind(*functions, *operands, **options)
-    return list(found) if equation.primitive.multiple_results else [found]
+    return [np.asarray(x) for x in found] if equation.primitive.multiple_results else [np.asarray(found)]
 
 
-def _scan(equation: Any, operands: list[Any]) -> list[Any]:
-    params = equation.params
-    closed = params["jaxpr"]
-    consts, carry, xs = split_scan_operands(params, operands)
-    slots: list[list[Any]] = []
-    numbers = range(params["length"])
-    for number in reversed(numbers) if params["reverse"] else numbers:
-        found = _evaluate(closed.jaxpr, closed.consts, [*consts, *carry, *(np.asarray(x)[number] for x in xs)])
-        carry = found[: len(carry)]
-        slots.append(found[len(carry) :])
-    slots = slots[::-1] if params["reverse"] else slots
-    return [*carry, *(np.stack(column) for column in zip(*slots, strict=True))]
+def _branches(params: Any) -> Callable[[Sequence[Any]], list[Any]]:
+    branches = [_Program(branch) for branch in params["branches"]]
+    return lambda operands: branches[int(np.asarray(operands[0]))].run(operands[1:])
 
 
-def _loop(params: Any, operands: list[Any]) -> list[Any]:
-    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+def _scan(params: Any) -> Callable[[Sequence[Any]], list[Any]]:
+    body = _Program(params["jaxpr"])
+    order = range(params["length"])[:: -1 if params["reverse"] else 1]
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        consts, carry, xs = split_scan_operands(params, operands)
+        slots: list[list[Any]] = []
+        for number in order:
+            found = body.run([*consts, *carry, *(np.asarray(x)[number] for x in xs)])
+            carry = found[: len(carry)]
+            slots.append(found[len(carry) :])
+        slots = slots[::-1] if params["reverse"] else slots
+        return [*carry, *(np.stack(column) for column in zip(*slots, strict=True))]
+
+    return run
+
+
+def _loop(params: Any) -> Callable[[Sequence[Any]], list[Any]]:
+    condition, body = _Program(params["cond_jaxpr"]), _Program(params["body_jaxpr"])
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_condition, of_body, carry = operands[:first], operands[first:second], operands[second:]
-    while bool(np.asarray(_evaluate(condition.jaxpr, condition.consts, [*of_condition, *carry])[0])):
-        carry = _evaluate(body.jaxpr, body.consts, [*of_body, *carry])
-    return carry
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        of_condition, of_body, carry = operands[:first], operands[first:second], list(operands[second:])
+        while bool(np.asarray(condition.run([*of_condition, *carry])[0])):
+            carry = body.run([*of_body, *carry])
+        return carry
+
+    return run
