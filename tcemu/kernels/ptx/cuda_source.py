@@ -52,7 +52,13 @@ def read_module(source: Source, target: str, entry: str | None = None, options: 
         return _compile_once(source, resolve_target(target), options, () if entry is None else (entry,))
     if options:
         raise ValueError(f"options: got {list(options)}; they are NVRTC's, for CUDA C++, and the source is PTX")
-    return parse(source) if isinstance(source, str) else source
+    return parse_once(source) if isinstance(source, str) else source
+
+
+@lru_cache(maxsize=256)
+def parse_once(text: str) -> Module:
+    """Parse PTX; later launches share the module."""
+    return parse(text)
 
 
 @lru_cache(maxsize=64)

@@ -21,8 +21,8 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.execution import current_execution, execution
 from tcemu.base.jax_internals import caches_were_cleared
+from tcemu.base.numpy_programs import NumpyProgram, trace_elementwise
 from tcemu.kernels.ptx.instruction_interface import Context, Operation, Step
-from tcemu.kernels.ptx.linker.host_programs import HostProgram, trace_host_program
 from tcemu.kernels.ptx.linker.instruction_table import find_preparer
 from tcemu.kernels.ptx.linker.statement_programs import StatementProgram, TracedStatement
 from tcemu.kernels.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
@@ -113,10 +113,10 @@ _operation_program = lru_cache(maxsize=CACHE_SIZE)(_OperationProgram)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _trace_on_host(operation: Operation, key: _OperationKey) -> HostProgram | None:
+def _trace_on_host(operation: Operation, key: _OperationKey) -> NumpyProgram | None:
     traced = _trace_operation(operation, key, ())
     with execution(key.chosen):  # this thread may have another choice
-        return trace_host_program(traced.function, traced.shapes)
+        return trace_elementwise(traced.function, traced.shapes)
 
 
 def _trace_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...]) -> TracedStatement:
@@ -184,8 +184,8 @@ class BoundOperation:
             in_entry=context.function.entry and "param" in statement.opcode,
             chosen=current_execution(),
         )
-        self.program: _OperationProgram | None = None
-        self.layout: ChunkLayout | None = None  # for which the program is
+        # launches in several threads may share the statement, so that the layout and its program are one value
+        self.programs: tuple[ChunkLayout, _OperationProgram] | None = None
 
     def find_program(self, layout: ChunkLayout) -> _OperationProgram:
         """Return the statement's program for the shapes of a chunk."""
@@ -193,12 +193,14 @@ class BoundOperation:
 
     def __call__(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
-        if self.program is None or self.layout is not chunk.layout:
-            self.program, self.layout = self.find_program(chunk.layout), chunk.layout
+        layout, program = self.programs or (None, None)
+        if program is None or layout is not chunk.layout:
+            program = self.find_program(chunk.layout)
+            self.programs = chunk.layout, program
         olds = [chunk.register(*target) for target in self.targets]
         values = [chunk.register(*each) if isinstance(each, tuple) else each for each in self.read]
         mask = None if self.guard_name is None else chunk.register(self.guard_name, "pred")
-        fresh = self.program(chunk["active"], mask, olds, values)
+        fresh = program(chunk["active"], mask, olds, values)
         for (name, _), value in zip(self.targets, fresh, strict=True):
             chunk.write_register(name, value)
 
@@ -295,8 +297,7 @@ class BoundStep:
         self.number = device_constant(np.int32(number))
         self.step = _prepare_step(self.key)
         self.qualified = dict(zip((name for name, _ in kinds), self.registers, strict=True))
-        self.layout: ChunkLayout | None = None
-        self.compiled: dict[tuple[int, ...], _CompiledStep] = {}
+        self.programs: tuple[ChunkLayout, dict[tuple[int, ...], _CompiledStep]] | None = None  # one value, as that of a `BoundOperation`
 
     def find_program(self, layout: ChunkLayout) -> _CompiledStep | None:
         """Return the statement's program for the shapes of a chunk; None if it depends on values of operands."""
@@ -304,16 +305,17 @@ class BoundStep:
 
     def __call__(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
-        if self.layout is not chunk.layout:
-            self.layout = chunk.layout
-            self.compiled.clear()
+        layout, compiled = self.programs or (None, {})
+        if layout is not chunk.layout:
+            compiled = {}
+            self.programs = chunk.layout, compiled
         chunk["statement"] = self.number
         count = len(self.registers)
         for constants in _read_constants(self.step, chunk, self.key, self.qualified) if self.step.constants else NO_CONSTANTS:
-            program = self.compiled.get(constants)
+            program = compiled.get(constants)
             if program is None:
                 try:
-                    program = self.compiled[constants] = _compile_step(self.key, chunk.layout, constants)
+                    program = compiled[constants] = _compile_step(self.key, chunk.layout, constants)
                 except (Unsupported, NotModelled) as error:
                     where = f"{self.statement.line_text}, column {self.statement.position.column}"
                     raise type(error)(f"{where}: {self.statement.opcode}: {error}") from None
@@ -390,11 +392,13 @@ def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) 
     return _prune_program(jax.make_jaxpr(apply_leaves)(*shapes, *layout.leaves), {count + addresses + i for i in layout.donated_leaves})
 
 
-def forget_cleared_programs() -> None:
-    """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs."""
-    if caches_were_cleared("ptx"):
+def forget_cleared_programs() -> bool:
+    """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs. Returns whether they were dropped."""
+    cleared = caches_were_cleared("ptx")
+    if cleared:
         _operation_program.cache_clear()
         _compile_step.cache_clear()
+    return cleared
 
 
 def _add_offset(base: Array, offset: Array) -> Array:
