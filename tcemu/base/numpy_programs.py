@@ -1,23 +1,24 @@
 """Programs of JAX that NumPy executes, equation by equation: nothing is compiled, so that nobody waits for XLA.
 
 XLA takes some 25 ms to compile an addition and 0.3 s a store, as long as NumPy takes for hundreds of them. Integers, moves and conversions
-have the same words by both: sums and products wrap, and a shift by the width or more gives zero, or the sign. So have the IEEE operations of
-f32 and f64, but XLA may flush subnormal numbers and fuse a product with a sum; who translates floats must not depend on either.
+have the same words by both: sums and products wrap, and a shift by the width or more gives zero, or the sign. So have IEEE operations of
+f32 and f64, but XLA may flush subnormal numbers and fuse a product with a sum. A program of floats must depend on neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from tcemu.base.jax_internals import split_scan_operands
 
+Equation = Any  # of a `Jaxpr`: the types of its variables are abstract values, which have shape and dtype
 Array = Any  # of NumPy, or a scalar of it
 CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "remat2")
 INNER = ("jaxpr", "call_jaxpr", "call", "fun_jaxpr")  # parameters that hold the program of a call
@@ -32,25 +33,28 @@ class NumpyProgram:
     """A program that NumPy executes. It can be pickled."""
 
     def __init__(
-        self, program: Jaxpr, constants: Sequence[Any], calls: Mapping[str, Callable[..., Array]] | None = None, *, elementwise: bool = False
-    ) -> None:
+        self, program: Jaxpr, constants: Sequence[Any], calls: Mapping[str, Callable[..., Array]] | None = None,
+        others: Callable[[Equation], Callable[..., Any]] | None = None, *, elementwise: bool = False,
+    ) -> None:  # fmt: skip
         """Translate a program.
 
         Args:
             program: The program.
             constants: Its constants.
             calls: What computes the jitted functions of these names.
+            others: Returns what computes an equation that NumPy does not; None: there is nothing.
             elementwise: The program is of scalars and is executed for arrays of any shape.
 
         Raises:
-            UnknownOperation: NumPy does not execute an operation.
+            UnknownOperation: NumPy does not execute an operation, and `others` is None.
         """
-        self._calls, self._elementwise = dict(calls or {}), elementwise
+        self._translator, self._elementwise = _Translator(dict(calls or {}), others), elementwise
         self._values: list[Any] = []  # inputs, constants and results by number; None unless a constant
         self._instructions: list[tuple[Callable[..., Any], list[int], list[int]]] = []  # (function, its operands, its results)
         inputs = [self._add_value(var.aval, None) for var in program.invars]
         self._outputs = self._translate(program, inputs, constants)
         self._inputs = len(inputs)
+        del self._translator
         self._free_early()
 
     def __call__(self, *arrays: Any) -> list[Any]:
@@ -72,7 +76,8 @@ class NumpyProgram:
         return len(self._instructions)
 
     def _add_value(self, aval: Any, value: Any) -> int:
-        if (self._elementwise and aval.shape != ()) or (aval.dtype.kind not in "biu" and aval.dtype not in FLOATS):
+        plain = aval.dtype.kind in "biu" or aval.dtype in FLOATS or self._translator.others is not None
+        if not plain or (self._elementwise and aval.shape != ()):
             raise UnknownOperation(f"values of type {aval}")
         self._values.append(value)
         return len(self._values) - 1
@@ -89,15 +94,16 @@ class NumpyProgram:
         for equation in program.eqns:
             operands = [find_number(operand) for operand in equation.invars]
             inner = _inner_program(equation)
-            if inner is not None and equation.params.get("name") in self._calls:
+            if inner is not None and equation.params.get("name") in self._translator.calls:
                 results = [self._add_value(equation.outvars[0].aval, None)]
-                self._instructions.append((self._calls[equation.params["name"]], operands, results))
+                function = partial(_call, self._translator.calls[equation.params["name"]], equation.outvars[0].aval.shape)
+                self._instructions.append((function, operands, results))
             elif inner is not None:
                 results = self._translate(inner.jaxpr, operands, inner.consts)
             elif _changes_nothing(equation):
                 results = operands
             else:
-                function = _find_function(equation, self._calls, self._elementwise)
+                function = self._translator.find_function(equation, self._elementwise)
                 results = [self._add_value(var.aval, None) for var in equation.outvars]
                 self._instructions.append((function, operands, results))
             numbers |= zip(equation.outvars, results, strict=True)
@@ -117,14 +123,38 @@ class NumpyProgram:
             self._instructions[place] = function, given, [renamed[number] for number in results]
 
 
-def _inner_program(equation: JaxprEqn) -> Any:
+class _Translator(NamedTuple):
+    """What computes equations besides NumPy's functions."""
+
+    calls: dict[str, Callable[..., Array]]  # jitted functions by name
+    others: Callable[[Equation], Callable[..., Any]] | None  # equations that NumPy does not compute
+
+    def find_function(self, equation: Equation, elementwise: bool) -> Callable[..., Any]:
+        """Return what computes an equation. Raises UnknownOperation."""
+        try:
+            return _find_function(equation, self, elementwise)
+        except UnknownOperation:
+            if self.others is None:
+                raise
+        return self.others(equation)
+
+    def translate(self, closed: Any) -> NumpyProgram:
+        """Translate a program within an equation."""
+        return NumpyProgram(closed.jaxpr, closed.consts, self.calls, self.others)
+
+
+def _call(function: Callable[..., Array], shape: tuple[int, ...], *operands: Array) -> Array:
+    return np.broadcast_to(function(*operands), shape)
+
+
+def _inner_program(equation: Equation) -> Any:
     if equation.primitive.name not in CALLS:
         return None
     found = next((equation.params[key] for key in INNER if key in equation.params), None)
     return found if hasattr(found, "consts") else None
 
 
-def _changes_nothing(equation: JaxprEqn) -> bool:
+def _changes_nothing(equation: Equation) -> bool:
     """Return True for copies and for changes of JAX's weak types alone."""
     name = equation.primitive.name
     same = name == "convert_element_type" and equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype
@@ -211,7 +241,7 @@ FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _find_function(equation: JaxprEqn, calls: Mapping[str, Callable[..., Array]], elementwise: bool) -> Callable[..., Any]:
+def _find_function(equation: Equation, translator: _Translator, elementwise: bool) -> Callable[..., Any]:
     """Return NumPy's function of an equation. Raises UnknownOperation if there is none."""
     name, dtypes = equation.primitive.name, [operand.aval.dtype for operand in equation.invars]
     if name == "select_n":
@@ -228,7 +258,7 @@ def _find_function(equation: JaxprEqn, calls: Mapping[str, Callable[..., Array]]
         return partial(_view, dtype=np.dtype(equation.params["new_dtype"]))
     if elementwise or name not in SHAPED:
         raise UnknownOperation(name)
-    return SHAPED[name](equation, calls)
+    return SHAPED[name](equation, translator)
 
 
 def _find_conversion(old: np.dtype, new: np.dtype) -> Callable[..., Any]:
@@ -314,7 +344,9 @@ def _dynamic_update(x: Array, update: Array, *starts: Array) -> Array:
 class _Windows:
     """The windows of an array that a gather reads or a scatter writes."""
 
-    def __init__(self, indexed: Sequence[int], batched: Mapping[int, int], dropped: Sequence[int], sizes: Sequence[int], clips: bool) -> None:
+    def __init__(
+        self, indexed: Sequence[int], batched: Mapping[int, int], dropped: Sequence[int], sizes: Sequence[int], clips: bool
+    ) -> None:
         """Note the windows.
 
         Args:
@@ -409,7 +441,7 @@ def _scan(*operands: Array, body: NumpyProgram, constants: int, carried: int, le
 # ---- the translation of equations with shapes
 
 
-def _translate_iota(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_iota(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params = equation.params
     own = [1] * len(params["shape"])
     own[params["dimension"]] = params["shape"][params["dimension"]]
@@ -417,7 +449,7 @@ def _translate_iota(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
     return partial(np.broadcast_to, row, params["shape"])
 
 
-def _translate_broadcast(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_broadcast(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params, old = equation.params, equation.invars[0].aval.shape
     own = [1] * len(params["shape"])
     for axis, place in enumerate(params["broadcast_dimensions"]):
@@ -425,7 +457,7 @@ def _translate_broadcast(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
     return partial(_broadcast, own=tuple(own), shape=tuple(params["shape"]))
 
 
-def _translate_pad(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_pad(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     config, shape = equation.params["padding_config"], equation.invars[0].aval.shape
     if any(inner for _, _, inner in config):
         raise UnknownOperation("interior padding")
@@ -433,19 +465,19 @@ def _translate_pad(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
     return partial(_pad, slices=slices, widths=[(max(low, 0), max(high, 0)) for low, high, _ in config])
 
 
-def _translate_split(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_split(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     sizes = equation.params["sizes"]
     return partial(_split, ends=[int(end) for end in np.cumsum(sizes)[:-1]], axis=equation.params["axis"])
 
 
-def _translate_sort(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_sort(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     keys = equation.params["num_keys"]
     if any(operand.aval.dtype.kind not in "iub" for operand in equation.invars[:keys]):
         raise UnknownOperation("a sort of floats")
     return partial(_sort, axis=equation.params["dimension"], keys=keys)
 
 
-def _translate_gather(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_gather(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params, numbers, (x, indices) = equation.params, equation.params["dimension_numbers"], equation.invars
     if x.aval.dtype.kind not in "biu" or indices.aval.dtype == np.uint64 or 0 in x.aval.shape:
         raise UnknownOperation("a gather of floats, or by indices of 64 bits without sign")
@@ -455,14 +487,14 @@ def _translate_gather(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
     fill = params["fill_value"]
     if fill is None:
         dtype = x.aval.dtype
-        fill = True if dtype == bool else np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
+        fill = True if dtype.kind == "b" else np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
     return partial(_gather, windows=windows, offset_dims=tuple(numbers.offset_dims), shape=equation.outvars[0].aval.shape, fill=fill)
 
 
 SCATTERS = {"scatter": None, "scatter-add": np.add, "scatter-mul": np.multiply, "scatter-max": np.maximum, "scatter-min": np.minimum}
 
 
-def _translate_scatter(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_scatter(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params, numbers, (x, indices, updates) = equation.params, equation.params["dimension_numbers"], equation.invars
     if x.aval.dtype.kind not in "biu" or indices.aval.dtype == np.uint64 or 0 in x.aval.shape:
         raise UnknownOperation("a scatter of floats, or by indices of 64 bits without sign")
@@ -476,57 +508,51 @@ def _translate_scatter(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
     return partial(_scatter, windows=windows, window_dims=tuple(numbers.update_window_dims), how=SCATTERS[equation.primitive.name])
 
 
-def _translate_inner(closed: Any, calls: Mapping[str, Callable[..., Array]]) -> NumpyProgram:
-    return NumpyProgram(closed.jaxpr, closed.consts, calls)
-
-
-def _translate_while(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_while(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params = equation.params
-    condition, body = (_translate_inner(params[name], calls) for name in ("cond_jaxpr", "body_jaxpr"))
+    condition, body = (translator.translate(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     first = params["cond_nconsts"]
     return partial(_repeat, condition=condition, body=body, first=first, second=first + params["body_nconsts"])
 
 
-def _translate_scan(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_scan(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params = equation.params
     constants, carry, _ = split_scan_operands(params, list(range(len(equation.invars))))
-    body = _translate_inner(params["jaxpr"], calls)
+    body = translator.translate(params["jaxpr"])
     if not params["length"] and len(equation.outvars) > len(carry):
         raise UnknownOperation("a scan of no elements")
-    return partial(
-        _scan, body=body, constants=len(constants), carried=len(carry), length=params["length"], reverse=params["reverse"]
-    )
+    return partial(_scan, body=body, constants=len(constants), carried=len(carry), length=params["length"], reverse=params["reverse"])
 
 
-def _translate_slice(equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _translate_slice(equation: Equation, translator: _Translator) -> Callable[..., Any]:
     params = equation.params
     strides = params["strides"] or (1,) * len(params["start_indices"])
     return partial(_take_slices, slices=tuple(zip(params["start_indices"], params["limit_indices"], strides, strict=True)))
 
 
-def _reduction(how: np.ufunc, equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _reduction(how: np.ufunc, equation: Equation, translator: _Translator) -> Callable[..., Any]:
     if equation.invars[0].aval.dtype.kind not in "iub":
         raise UnknownOperation(f"{equation.primitive.name} of floats")
     return partial(_reduce, how=how, axes=tuple(equation.params["axes"]))
 
 
-def _accumulation(how: np.ufunc, equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _accumulation(how: np.ufunc, equation: Equation, translator: _Translator) -> Callable[..., Any]:
     if equation.invars[0].aval.dtype.kind not in "iu":
         raise UnknownOperation(f"{equation.primitive.name} of floats")
     return partial(_accumulate, how=how, axis=equation.params["axis"], reverse=equation.params["reverse"])
 
 
-def _search(how: Callable[..., Array], equation: JaxprEqn, calls: Any) -> Callable[..., Any]:
+def _search(how: Callable[..., Array], equation: Equation, translator: _Translator) -> Callable[..., Any]:
     if equation.invars[0].aval.dtype.kind not in "iub":
         raise UnknownOperation(f"{equation.primitive.name} of floats")
     return partial(_argument, how=how, axis=equation.params["axes"][0], dtype=np.dtype(equation.params["index_dtype"]))
 
 
-def _out_shape(equation: JaxprEqn) -> tuple[int, ...]:
+def _out_shape(equation: Equation) -> tuple[int, ...]:
     return equation.outvars[0].aval.shape
 
 
-SHAPED: dict[str, Callable[[JaxprEqn, Any], Callable[..., Any]]] = {
+SHAPED: dict[str, Callable[[Equation, _Translator], Callable[..., Any]]] = {
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda equation, _: partial(_reshape, shape=_out_shape(equation))),
     "bitcast_convert_type": lambda equation, _: partial(_bitcast, dtype=equation.params["new_dtype"], shape=_out_shape(equation)),
     "transpose": lambda equation, _: partial(np.transpose, axes=equation.params["permutation"]),
@@ -535,7 +561,7 @@ SHAPED: dict[str, Callable[[JaxprEqn, Any], Callable[..., Any]]] = {
     "stack": lambda equation, _: partial(_stack, axis=equation.params.get("axis", 0)),
     "dynamic_slice": lambda equation, _: partial(_dynamic_slice, sizes=tuple(equation.params["slice_sizes"])),
     "dynamic_update_slice": lambda equation, _: _dynamic_update,
-    "cond": lambda equation, calls: partial(_choose, branches=[_translate_inner(each, calls) for each in equation.params["branches"]]),
+    "cond": lambda equation, translator: partial(_choose, branches=[translator.translate(each) for each in equation.params["branches"]]),
     "iota": _translate_iota, "broadcast_in_dim": _translate_broadcast, "pad": _translate_pad, "split": _translate_split,
     "sort": _translate_sort, "gather": _translate_gather, "slice": _translate_slice, "while": _translate_while, "scan": _translate_scan,
     **dict.fromkeys(SCATTERS, _translate_scatter),

@@ -25,8 +25,8 @@ from triton.runtime import driver as triton_driver
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.targets import parse_target_name, resolve_target
-from tcemu.kernels.ptx.linker.statement_programs import store_programs
 from tcemu.kernels.ptx.cuda_source import parse_once
+from tcemu.kernels.ptx.linker.statement_programs import store_programs
 from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer, PointerTable
 from tcemu.kernels.ptx.runtime.kernel_runner import run
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement

@@ -1,7 +1,7 @@
 """The table of the corpus: kernels of four kinds, each with operands, the launch and a NumPy reference; and how a result is judged.
 
-`python tests/kernels/corpus/run_corpus.py` runs them and prints which are right, wrong and refused. All run in checked mode, so that a right
-kernel which is refused as undefined counts too.
+`python tests/kernels/corpus/run_corpus.py` runs them and prints which are right, wrong and refused. All run in checked mode, where a false
+alarm counts too.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def check(name: str) -> int:
             assert found.dtype == expected.dtype, f"{name}: {found.dtype}, expected {expected.dtype}"
             wrong = found.view(f"u{found.itemsize}") != expected.view(f"u{found.itemsize}")
         place = tuple(np.argwhere(wrong)[0]) if wrong.any() else ()
-        assert not wrong.any(), f"{name}: {wrong.sum()} of {wrong.size} elements of array {count}; {place}: {found[place]}, {expected[place]}"
+        assert not wrong.any(), (
+            f"{name}: {wrong.sum()} of {wrong.size} elements of array {count}; {place}: {found[place]}, {expected[place]}"
+        )
         count += 1
     assert count, f"{name} compares nothing"
     return count

@@ -1,6 +1,7 @@
 """CUDA C++ kernels of the corpus, compiled by NVRTC."""
 
 import numpy as np
+
 from corpus.corpus_table import BF16, CUDA, E4M3, bits, case, launch, small
 
 MMA = r"""
@@ -80,7 +81,8 @@ def stencil_of_five_points_with_a_halo(rng):
         if (tx == 0) s[ty + 1][0] = get(r, c - 1); if (tx == 31) s[ty + 1][33] = get(r, c + 1);
         if (ty == 0) s[0][tx + 1] = get(r - 1, c); if (ty == 7) s[9][tx + 1] = get(r + 1, c);
         __syncthreads();
-        if (r < h && c < w) y[r * w + c] = s[ty][tx + 1] + s[ty + 2][tx + 1] + s[ty + 1][tx] + s[ty + 1][tx + 2] - 4 * s[ty + 1][tx + 1]; }"""
+        if (r < h && c < w) y[r * w + c] = s[ty][tx + 1] + s[ty + 2][tx + 1] + s[ty + 1][tx] + s[ty + 1][tx + 2] - 4 * s[ty + 1][tx + 1];
+        }"""
     x = small(rng, 13, 50, dtype=np.float32, high=999)
     p = np.pad(x, 1)
     expected = p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4 * x
@@ -89,12 +91,15 @@ def stencil_of_five_points_with_a_halo(rng):
 
 @case(CUDA)
 def product_of_f16_by_cp_async_and_ldmatrix(rng):
-    source = MMA + r"""
+    source = (
+        MMA
+        + r"""
     extern "C" __global__ void k(const __half* a, const __half* b, float* d, int kk) {
         __shared__ __align__(16) __half sa[2][16][24], sb[2][16][24]; int t = threadIdx.x; float c[2][4] = {};
         auto fetch = [&](int i) { int r = t / 2, q = t % 2 * 8;
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at(&sa[i % 2][r][q])), "l"(a + r * kk + i * 16 + q) : "memory");
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at(&sb[i % 2][r][q])), "l"(b + (i * 16 + r) * 16 + q) : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at(&sb[i % 2][r][q])), "l"(b + (i * 16 + r) * 16 + q) :
+            "memory");
             asm volatile("cp.async.commit_group;" ::: "memory"); };
         fetch(0);
         for (int i = 0; i < kk / 16; ++i) {
@@ -111,6 +116,7 @@ def product_of_f16_by_cp_async_and_ldmatrix(rng):
                     : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[2 * n]), "r"(y[2 * n + 1]));
             __syncthreads(); }
         for (int n = 0; n < 2; ++n) for (int e = 0; e < 4; ++e) d[(t / 4 + e / 2 * 8) * 16 + n * 8 + t % 4 * 2 + e % 2] = c[n][e]; }"""
+    )
     a, b = small(rng, 16, 96), small(rng, 96, 16)
     yield launch(source, a, b, np.zeros((16, 16), np.float32), 96)[2], a.astype(np.float32) @ b.astype(np.float32), 0
 
@@ -122,7 +128,8 @@ def product_of_bf16_by_wmma(rng):
     using namespace nvcuda;
     extern "C" __global__ void k(const __nv_bfloat16* a, const __nv_bfloat16* b, float* d) {
         wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> x;
-        wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_major> y; wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+        wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_major> y;
+        wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
         int w = threadIdx.x / 32; wmma::fill_fragment(c, 0.5f);
         for (int i = 0; i < 64; i += 16) { wmma::load_matrix_sync(x, a + w * 16 * 64 + i, 64); wmma::load_matrix_sync(y, b + i, 64);
             wmma::mma_sync(c, x, y, c); }
@@ -254,10 +261,12 @@ def least_element_by_packed_atomics(rng):
 @case(CUDA)
 def sum_by_the_last_block(rng):
     source = """__device__ unsigned arrived;
-    extern "C" __global__ void k(const int* x, int* parts, int* y) { __shared__ bool last; int sum = __reduce_add_sync(~0u, x[blockIdx.x * 32 + threadIdx.x]);
+    extern "C" __global__ void k(const int* x, int* parts, int* y) { __shared__ bool last;
+    int sum = __reduce_add_sync(~0u, x[blockIdx.x * 32 + threadIdx.x]);
         if (threadIdx.x == 0) { parts[blockIdx.x] = sum; __threadfence(); last = atomicAdd(&arrived, 1) == gridDim.x - 1; }
         __syncthreads();
-        if (last && threadIdx.x == 0) { __threadfence(); int all = 0; for (int i = 0; i < gridDim.x; ++i) all += ((volatile int*)parts)[i]; *y = all; } }"""
+        if (last && threadIdx.x == 0) { __threadfence(); int all = 0; for (int i = 0; i < gridDim.x;
+        ++i) all += ((volatile int*)parts)[i]; *y = all; } }"""
     x = rng.integers(-99, 99, 160).astype(np.int32)
     yield launch(source, x, np.zeros(5, np.int32), np.zeros(1, np.int32), grid=5)[2], np.array([x.sum()], np.int32), 0
 
@@ -268,7 +277,8 @@ def tiles_of_cooperative_groups(rng):
     #include <cooperative_groups/reduce.h>
     namespace cg = cooperative_groups;
     extern "C" __global__ void k(const int* x, int* sums, int* tops) { auto tile = cg::tiled_partition<8>(cg::this_thread_block());
-        int v = x[threadIdx.x]; sums[threadIdx.x] = cg::reduce(tile, v, cg::plus<int>()); tops[threadIdx.x] = cg::reduce(tile, v, cg::greater<int>()); }"""
+        int v = x[threadIdx.x]; sums[threadIdx.x] = cg::reduce(tile, v, cg::plus<int>());
+        tops[threadIdx.x] = cg::reduce(tile, v, cg::greater<int>()); }"""
     x = rng.integers(-(2**31), 2**31, 64).astype(np.int32)
     found = launch(source, x, *np.zeros((2, 64), np.int32), block=64)
     groups = x.reshape(8, 8)
@@ -279,7 +289,8 @@ def tiles_of_cooperative_groups(rng):
 @case(CUDA)
 def layer_norm_in_half_precision(rng):
     source = """#include <cuda_fp16.h>
-    extern "C" __global__ void k(const __half2* x, __half2* y) { float2 v = __half22float2(x[blockIdx.x * 32 + threadIdx.x]); float s = v.x + v.y, q;
+    extern "C" __global__ void k(const __half2* x, __half2* y) { float2 v = __half22float2(x[blockIdx.x * 32 + threadIdx.x]);
+    float s = v.x + v.y, q;
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d); float m = s / 64; v.x -= m; v.y -= m; q = v.x * v.x + v.y * v.y;
         for (int d = 16; d; d /= 2) q += __shfl_xor_sync(~0u, q, d); float r = rsqrtf(q / 64 + 1e-5f);
         y[blockIdx.x * 32 + threadIdx.x] = __floats2half2_rn(v.x * r, v.y * r); }"""
@@ -291,7 +302,8 @@ def layer_norm_in_half_precision(rng):
 
 @case(CUDA)
 def sparse_rows_times_a_vector(rng):
-    source = """extern "C" __global__ void k(const int* starts, const int* columns, const float* values, const float* x, float* y, int rows) {
+    source = """extern "C" __global__ void k(const int* starts, const int* columns, const float* values, const float* x, float* y, int
+    rows) {
         int row = (blockIdx.x * blockDim.x + threadIdx.x) / 8, lane = threadIdx.x % 8; if (row >= rows) return; float sum = 0;
         for (int i = starts[row] + lane; i < starts[row + 1]; i += 8) sum += values[i] * x[columns[i]];
         for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(__activemask(), sum, d, 8); if (lane == 0) y[row] = sum; }"""

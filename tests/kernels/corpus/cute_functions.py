@@ -4,10 +4,10 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils as utils
 import numpy as np
-from corpus.corpus_table import CUTE, case, small
 from cutlass.cute.runtime import from_dlpack
 
 import tcemu.cute
+from corpus.corpus_table import CUTE, case, small
 
 OPTIONS = "--keep-ptx --gpu-arch=sm_90a"
 THREADS = 128

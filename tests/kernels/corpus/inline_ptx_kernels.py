@@ -1,6 +1,7 @@
 """PTX of the corpus: bodies of instructions, each thread with some words of its own, and whole kernels of the asynchronous proxies."""
 
 import numpy as np
+
 from corpus.corpus_table import BF16, E4M3, E5M2, PTX, bits, case, launch, small
 
 REGISTERS = ".reg .b32 %r<40>, %a<20>, %o<20>; .reg .f32 %f<40>; .reg .f64 %d<9>; .reg .b64 %w<20>; .reg .b16 %h<9>; .reg .pred %p<6>;"
@@ -57,7 +58,9 @@ def permutation_of_bytes(rng):
 @case(PTX)
 def fields_of_bits(rng):
     x = words(rng, 32, 2)
-    found = run_words("bfe.u32 %o0, %a0, 5, 9; bfe.s32 %o1, %a0, 20, 12; bfi.b32 %o2, %a1, %a0, 3, 17; brev.b32 %o3, %a0; clz.b32 %o4, %a0;", x, 5)
+    found = run_words(
+        "bfe.u32 %o0, %a0, 5, 9; bfe.s32 %o1, %a0, 20, 12; bfi.b32 %o2, %a1, %a0, 3, 17; brev.b32 %o3, %a0; clz.b32 %o4, %a0;", x, 5
+    )
     a, b = x.T
     mask = np.uint32(((1 << 17) - 1) << 3)
     yield found[:, 0], a >> 5 & 511, 0
@@ -143,7 +146,8 @@ def reductions_of_warps(rng):
 @case(PTX)
 def conversions_to_narrow_floats(rng):
     x = (rng.normal(size=(64, 2)) * 2.0 ** rng.integers(-12, 12, (64, 1))).astype(np.float32)
-    body = """mov.b32 %f0, %a0; mov.b32 %f1, %a1; cvt.rn.satfinite.e4m3x2.f32 %h0, %f1, %f0; cvt.u32.u16 %o0, %h0; cvt.rn.satfinite.e5m2x2.f32 %h0, %f1, %f0;
+    body = """mov.b32 %f0, %a0; mov.b32 %f1, %a1; cvt.rn.satfinite.e4m3x2.f32 %h0, %f1, %f0; cvt.u32.u16 %o0, %h0;
+    cvt.rn.satfinite.e5m2x2.f32 %h0, %f1, %f0;
     cvt.u32.u16 %o1, %h0; cvt.rn.bf16x2.f32 %o2, %f1, %f0; cvt.rn.f16x2.f32 %o3, %f1, %f0; cvt.rna.tf32.f32 %o4, %f0;"""
     found = run_words(body, x, 5)
     for i, (dtype, top) in enumerate(((E4M3, 448), (E5M2, 57344))):
@@ -173,7 +177,9 @@ def roundings_of_f32(rng):
 @case(PTX)
 def atomics_in_shared_memory(rng):
     x = rng.integers(0, 1000, (64, 1)).astype(np.uint32)
-    prologue = "mov.u32 %r9, mem; setp.lt.u32 %p5, %r0, 4; shl.b32 %r8, %r0, 2; add.u32 %r8, %r8, %r9; @%p5 st.shared.u32 [%r8], 7; bar.sync 0;"
+    prologue = (
+        "mov.u32 %r9, mem; setp.lt.u32 %p5, %r0, 4; shl.b32 %r8, %r0, 2; add.u32 %r8, %r8, %r9; @%p5 st.shared.u32 [%r8], 7; bar.sync 0;"
+    )
     body = """atom.shared.add.u32 %r1, [%r9], %a0; atom.shared.max.u32 %r1, [%r9+4], %a0; atom.shared.min.u32 %r1, [%r9+8], %a0;
     red.shared.inc.u32 [%r9+12], 20; bar.sync 0; ld.shared.v4.u32 {%o0, %o1, %o2, %o3}, [%r9];"""
     found, v = run_words(body, x, 4, shared=16, prologue=prologue), x[:, 0]
@@ -184,7 +190,8 @@ def atomics_in_shared_memory(rng):
 def pipeline_of_asynchronous_copies(rng):
     x = words(rng, 32, 4)
     prologue = """mov.u32 %r9, mem; mul.lo.u32 %r8, %r0, 16; add.u32 %r8, %r8, %r9; mul.wide.u32 %w5, %r0, 16; add.u64 %w5, %w0, %w5;
-    cp.async.cg.shared.global [%r8], [%w5], 16; cp.async.commit_group; cp.async.ca.shared.global [%r8+512], [%w5+4], 4, 2; cp.async.commit_group;
+    cp.async.cg.shared.global [%r8], [%w5], 16; cp.async.commit_group; cp.async.ca.shared.global [%r8+512], [%w5+4], 4, 2;
+    cp.async.commit_group;
     cp.async.wait_group 1; bar.sync 0; xor.b32 %r7, %r8, 16; ld.shared.v4.u32 {%o0, %o1, %o2, %o3}, [%r7]; cp.async.wait_all; bar.sync 0;
     ld.shared.u32 %o4, [%r8+512];"""
     found = run_words("", x, 5, shared=1024, prologue=prologue)
@@ -197,7 +204,8 @@ def bulk_copy_and_mbarrier(rng):
     x = words(rng, 64, 2)
     prologue = """mov.u32 %r9, mem; setp.eq.u32 %p5, %r0, 0; add.u32 %r7, %r9, 512;
     @%p5 mbarrier.init.shared.b64 [%r7], 1; @%p5 fence.mbarrier_init.release.cluster; bar.sync 0; @!%p5 bra W;
-    mbarrier.arrive.expect_tx.shared.b64 %w9, [%r7], 512; cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r9], [%w0], 512, [%r7];
+    mbarrier.arrive.expect_tx.shared.b64 %w9, [%r7], 512; cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r9], [%w0],
+    512, [%r7];
     W: mbarrier.try_wait.parity.shared.b64 %p4, [%r7], 0; @!%p4 bra W; shl.b32 %r8, %r0, 3; sub.u32 %r8, 504, %r8; add.u32 %r8, %r8, %r9;
     ld.shared.v2.u32 {%o0, %o1}, [%r8];"""
     yield run_words("", x, 2, shared=1024, prologue=prologue), x[::-1], 0
@@ -207,8 +215,10 @@ def bulk_copy_and_mbarrier(rng):
 def matrices_moved_and_transposed(rng):
     x = words(rng, 32, 4)
     prologue = "mov.u32 %r9, mem; shl.b32 %r8, %r0, 4; add.u32 %r8, %r8, %r9;"
-    body = """st.shared.v4.u32 [%r8], {%a0, %a1, %a2, %a3}; bar.warp.sync 0xffffffff; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%o0, %o1, %o2, %o3}, [%r8];
-    movmatrix.sync.aligned.m8n8.trans.b16 %o4, %o0; bar.warp.sync 0xffffffff; stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%r8], {%o0, %o1, %o2, %o3};
+    body = """st.shared.v4.u32 [%r8], {%a0, %a1, %a2, %a3}; bar.warp.sync 0xffffffff;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%o0, %o1, %o2, %o3}, [%r8];
+    movmatrix.sync.aligned.m8n8.trans.b16 %o4, %o0; bar.warp.sync 0xffffffff; stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%r8], {%o0,
+    %o1, %o2, %o3};
     bar.warp.sync 0xffffffff; ld.shared.v4.u32 {%o5, %o6, %o7, %o8}, [%r8];"""
     found = run_words(body, x, 9, shared=512, prologue=prologue)
     tiles = x.view(np.uint16).reshape(4, 8, 8)
@@ -233,7 +243,8 @@ def sparse_product_of_f16(rng):
     kept = np.stack([columns[lanes // 4, lanes % 4 + 4 * i] for i in range(4)], 1)
     meta = np.full((32, 1), 0x44444444, np.uint32)  # of each four elements the first and the second
     x = np.concatenate([_rows_of_fragments(a, 4, 16), kept, meta], 1)
-    body = """mov.f32 %f0, 0f00000000; mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%a0, %a1, %a2, %a3},
+    body = """mov.f32 %f0, 0f00000000; mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%a0,
+    %a1, %a2, %a3},
     {%a4, %a5, %a6, %a7}, {%f0, %f0, %f0, %f0}, %a8, 0; mov.b32 %o0, %f1; mov.b32 %o1, %f2; mov.b32 %o2, %f3; mov.b32 %o3, %f4;"""
     dense = np.zeros((16, 32), np.float32)
     dense.reshape(16, 8, 4)[..., :2] = a.reshape(16, 8, 2)
@@ -248,12 +259,16 @@ def product_with_block_scales_on_sm_120(rng):
     lanes = np.arange(32)
     columns = np.ascontiguousarray(b).view(np.uint32)
     scales = rng.integers(120, 134, (32, 2)).astype(np.uint32)
-    x = np.concatenate([_rows_of_fragments(a.view(np.uint16), 4, 32), columns[lanes // 4][lanes[:, None], (lanes % 4)[:, None] + [0, 4]], scales], 1)
+    x = np.concatenate(
+        [_rows_of_fragments(a.view(np.uint16), 4, 32), columns[lanes // 4][lanes[:, None], (lanes % 4)[:, None] + [0, 4]], scales], 1
+    )
     body = """mov.f32 %f0, 0f00000000; mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0
     {%f1, %f2, %f3, %f4}, {%a0, %a1, %a2, %a3}, {%a4, %a5}, {%f0, %f0, %f0, %f0}, %a6, {0, 0}, %a7, {0, 0};
     mov.b32 %o0, %f1; mov.b32 %o1, %f2; mov.b32 %o2, %f3; mov.b32 %o3, %f4;"""
     row, column = np.arange(16), np.arange(8)
-    left = scales[row % 8 * 4 + row // 8, 0].astype(np.float64) - 127  # byte 0 of thread 0 of a quad: rows 0 to 7, of thread 1: rows 8 to 15
+    left = (
+        scales[row % 8 * 4 + row // 8, 0].astype(np.float64) - 127
+    )  # byte 0 of thread 0 of a quad: rows 0 to 7, of thread 1: rows 8 to 15
     right = scales[column * 4, 1].astype(np.float64) - 127
     d = (a.astype(np.float64) @ b.T.astype(np.float64) * 2.0 ** (left[:, None] + right)).astype(np.float32)
     g, q = lanes // 4, lanes % 4 * 2
@@ -292,11 +307,13 @@ def product_in_tensor_memory(rng):
     x.reshape(-1)[: memory.size] = memory
     shape = 1 << 4 | (8 // 8) << 17 | (128 // 16) << 24  # f32 sums; A and B are f16, and K is the fast axis of both
     prologue = f"""mov.u32 %r9, mem; add.u32 %r7, %r9, 6144; setp.lt.u32 %p5, %r0, 32; setp.eq.u32 %p4, %r0, 0;
-    @!%p5 bra A; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r7], 32; tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+    @!%p5 bra A; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r7], 32;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
     A: @%p4 mbarrier.init.shared.b64 [%r7+8], 1; @%p4 fence.mbarrier_init.release.cluster;
     shl.b32 %r8, %r0, 2; add.u32 %r8, %r8, %r9; mul.wide.u32 %w5, %r0, 4; add.u64 %w5, %w0, %w5;
     {" ".join(f"ld.global.u32 %r1, [%w5+{512 * i}]; st.shared.u32 [%r8+{512 * i}], %r1;" for i in range(9))}
-    fence.proxy.async.shared::cta; tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync; ld.shared.u32 %r6, [%r7];
+    fence.proxy.async.shared::cta; tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    ld.shared.u32 %r6, [%r7];
     shr.u32 %r5, %r9, 4; cvt.u64.u32 %w6, %r5; mov.b64 %w8, {1 << 46 | 16 << 32 | 8 << 16}; or.b64 %w6, %w6, %w8; add.u64 %w7, %w6, 256;
     @!%p4 bra W; mov.pred %p0, 0; tcgen05.mma.cta_group::1.kind::f16 [%r6], %w6, %w7, {shape}, %p0;
     tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r7+8];

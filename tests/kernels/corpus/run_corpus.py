@@ -1,7 +1,7 @@
-"""Runs the corpus: `python tests/kernels/corpus/run_corpus.py [NAME or KIND ...]`. Prints which kernels are right, wrong and refused, and CPU seconds.
+"""Runs the corpus: `python tests/kernels/corpus/run_corpus.py [NAME or KIND ...]`.
 
-Kinds: "CUDA C++" and "inline PTX" (extra `cuda`), "Triton" (extra `triton`), "CuTe DSL" (extra `cute`); one without its package is left out.
-The exit status is 0 if all are right.
+Prints which kernels are right, wrong and refused, and the CPU seconds of each. Kinds: "inline PTX", "CUDA C++" (extra `cuda`), "Triton"
+(extra `triton`), "CuTe DSL" (extra `cute`); one without its package is left out. The exit status is 0 if all are right.
 """
 
 import importlib

@@ -143,6 +143,7 @@ def test_hot_programs_are_optimised(tmp_path, nothing_cached, without_numpy, mon
     forget_programs()
     monkeypatch.setattr(compiled_statements, "STEP_PATIENCE", 40)
     monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 3 * compiled_statements.HOST_OVERHEAD)
+    monkeypatch.setattr(compiled_statements, "HOST_CALL", 0)
     with store_programs(tmp_path):
         results = [run_scale() for _ in range(3)]
         names = [file.name for file in tmp_path.iterdir()]
@@ -155,7 +156,7 @@ def test_hot_programs_are_optimised(tmp_path, nothing_cached, without_numpy, mon
 
 def test_parts_of_registers_are_told_apart_in_stored_programs(tmp_path, nothing_cached, monkeypatch):
     """A register may have the name of a selector; its program is none of another selector's."""
-    monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 0)
+    monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", -1)
     values = VALUES * np.uint32(0x01020304)
     text = TEXT.replace("mad.lo.u32 %r1, %r1, %r2, 7;", "mov.b32 NAME, %r1; vadd.u32.u32.u32 %r1, NAME.SELECTOR, %r1;")
     fields = {"b1": values >> 8 & 255, "h1": values >> 16}

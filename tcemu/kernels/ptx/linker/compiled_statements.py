@@ -53,6 +53,7 @@ CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and 
 # with products and copies of Triton's kernels, and with scalar operations
 STEP_PATIENCE, OPERATION_PATIENCE = 1_000_000, 8_000_000
 HOST_PATIENCE = 48_000_000  # operations, each of one thread, that NumPy executes in the time of compiling a program
+HOST_CALL = 100_000  # likewise in the time of calling a compiled program: an operation that costs less is never compiled
 HOST_OVERHEAD = 500  # threads whose operations take NumPy as long as a call
 # products take most of a kernel's time and stand in its loops: they are optimised at once if as many threads execute them together
 PRODUCTS = re.compile(r"(mma|wmma\.mma|wgmma\.mma_async|tcgen05\.mma)\b")
@@ -94,16 +95,21 @@ class _OperationProgram:
 
     def __init__(self, operation: Operation, key: _OperationKey, shape: tuple[int, ...], device: Any) -> None:
         self._host = _trace_on_host(operation, key) if device.platform == "cpu" else None
+        self._unmasked = _trace_unmasked(operation, key) if self._host is not None and key.guard is None else None
+        self._shape = shape
         self._compile = partial(_compile_operation, operation, key, shape, device, hot=self._host is not None)
         self._compiled = self._compile() if self._host is None else None
         self._cost = 0 if self._host is None else len(self._host) * (shape[0] * shape[1] + HOST_OVERHEAD)
         self._remaining = HOST_PATIENCE
 
-    def __call__(self, active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Any]:
+    def __call__(self, chunk: Chunk, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Any]:
         """Return the values of the destinations."""
+        active = chunk["active"]
         if self._compiled is None:
-            self._remaining -= self._cost
+            self._remaining -= self._cost if self._cost > HOST_CALL else 0
             if self._host is not None and self._remaining >= 0:
+                if chunk.all_active and self._unmasked is not None:
+                    return [x if x.shape == self._shape else np.full(self._shape, x) for x in self._unmasked(*sources)]
                 return self._host(active, *([] if guard is None else [guard]), *olds, *sources)
             self._compiled = self._compile()
         return self._compiled(active, guard, olds, sources)
@@ -119,18 +125,29 @@ def _trace_on_host(operation: Operation, key: _OperationKey) -> NumpyProgram | N
         return trace_elementwise(traced.function, traced.shapes)
 
 
-def _trace_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...]) -> TracedStatement:
-    used = [i for i, kind in enumerate(key.destinations) if kind is not None]
+@lru_cache(maxsize=CACHE_SIZE)
+def _trace_unmasked(operation: Operation, key: _OperationKey) -> NumpyProgram | None:
+    """Return the program of the sources alone, for statements that all threads of a chunk execute."""
+    *_, sources = _trace_operation(operation, key, ()).shapes
+    with execution(key.chosen):
+        return trace_elementwise(partial(_compute_operation, operation, key), (sources,))
 
+
+def _compute_operation(operation: Operation, key: _OperationKey, sources: list[Array]) -> list[Array]:
+    """Return the values of the destinations that are registers, of the registers' types."""
+    values = []
+    for value, have, want, negated in zip(sources, key.sources, operation.sources, key.negated, strict=True):
+        value = value if have is None else convert_width(value, have, want)
+        values.append(~value if negated else value)
+    results = operation.compute(*values)
+    used = [(i, kind) for i, kind in enumerate(key.destinations) if kind is not None]
+    return [convert_width(results[i], operation.results[i], kind, extends=True) for i, kind in used]
+
+
+def _trace_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...]) -> TracedStatement:
     def execute(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
         mask = active if guard is None else active & (guard != key.guard)
-        values = []
-        for value, have, want, negated in zip(sources, key.sources, operation.sources, key.negated, strict=True):
-            value = value if have is None else convert_width(value, have, want)
-            values.append(~value if negated else value)
-        results = operation.compute(*values)
-        fresh = [convert_width(results[i], operation.results[i], key.destinations[i] or "", extends=True) for i in used]
-        return [jnp.where(mask, value, old) for value, old in zip(fresh, olds, strict=True)]
+        return [jnp.where(mask, value, old) for value, old in zip(_compute_operation(operation, key, sources), olds, strict=True)]
 
     mask = jax.ShapeDtypeStruct(shape, bool)
     olds = [jax.ShapeDtypeStruct(shape, storage_dtype(kind)) for kind in key.destinations if kind is not None]
@@ -200,7 +217,7 @@ class BoundOperation:
         olds = [chunk.register(*target) for target in self.targets]
         values = [chunk.register(*each) if isinstance(each, tuple) else each for each in self.read]
         mask = None if self.guard_name is None else chunk.register(self.guard_name, "pred")
-        fresh = program(chunk["active"], mask, olds, values)
+        fresh = program(chunk, mask, olds, values)
         for (name, _), value in zip(self.targets, fresh, strict=True):
             chunk.write_register(name, value)
 

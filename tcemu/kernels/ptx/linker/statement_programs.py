@@ -1,9 +1,9 @@
 """Programs of statements: executed by NumPy at first, compiled when they have done much work, and stored on disk between processes.
 
 Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. On a CPU NumPy
-therefore executes a program until it has taken as long as compiling it, if it knows all its operations. Then, or else at once, XLA compiles
-it without most of its optimisations, which change no bit, and again with those of LLVM once it has done so much work that the faster code
-pays. A stored program also spares the next process tracing and lowering.
+therefore executes a program until it has taken as long as compiling it, if it knows all its operations. Others are first compiled without
+most of XLA's optimisations, which change no bit, and again with those of LLVM once they have done so much work that the faster code pays. A
+stored program also spares the next process tracing and lowering.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class StatementProgram:
             found = numpy(*jax.tree.leaves(arguments))
             self._numpy_seconds -= time.thread_time() - start
             if self._numpy_seconds < 0:
-                self._compile(QUICK)
-                self._numpy = None
+                self._compile(OPTIMISED)
+                self._numpy, self._remaining = None, None
             return found
         if self._remaining is not None:
             self._remaining -= self._threads

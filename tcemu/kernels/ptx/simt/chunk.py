@@ -108,6 +108,7 @@ class Chunk:
         self.registers: dict[str, Array] = {}  # by qualified names; created on first use
         self.previous: dict[str, Array | None] = {}  # values that the current statement has overwritten; None: never written before
         self.shape = self.layout.shape
+        self.all_active = False  # all threads execute the current statements
         self.statement_count = 0  # statements executed so far, which the clock shows
         self.cluster, self.explicit_cluster = machine.cluster, machine.explicit_cluster
         self._leaf_index = self.layout.leaf_index
