@@ -89,9 +89,11 @@ class NumpyProgram:
             numbers[var] = self._add_value(var.aval, np.asarray(value))
 
         def find_number(operand: Any) -> int:
-            return self._add_value(operand.aval, operand.aval.dtype.type(operand.val)) if isinstance(operand, Literal) else numbers[operand]
+            aval: Any = operand.aval
+            return self._add_value(aval, aval.dtype.type(operand.val)) if isinstance(operand, Literal) else numbers[operand]
 
-        for equation in program.eqns:
+        equations: list[Equation] = program.eqns
+        for equation in equations:
             operands = [find_number(operand) for operand in equation.invars]
             inner = _inner_program(equation)
             if inner is not None and equation.params.get("name") in self._translator.calls:
