@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tcemu.kernels.ptx.instruction_interface import Context, Operation
 from tcemu.base.numpy_programs import trace_elementwise
+from tcemu.kernels.ptx.instruction_interface import Context, Operation
 from tcemu.kernels.ptx.scalar.scalar_table import PREPARE
 from tcemu.kernels.ptx.text.module import Pair, Position, Register, Statement, Vector
 from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype

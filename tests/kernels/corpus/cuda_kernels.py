@@ -1,8 +1,7 @@
 """CUDA C++ kernels of the corpus, compiled by NVRTC."""
 
 import numpy as np
-
-from corpus.corpus_table import BF16, CUDA, E4M3, bits, case, launch, small
+from kernels.corpus.corpus_table import BF16, CUDA, E4M3, bits, case, launch, small
 
 MMA = r"""
 #include <cuda_fp16.h>

@@ -5,9 +5,9 @@ import cutlass.cute as cute
 import cutlass.utils as utils
 import numpy as np
 from cutlass.cute.runtime import from_dlpack
+from kernels.corpus.corpus_table import CUTE, case, small
 
 import tcemu.cute
-from corpus.corpus_table import CUTE, case, small
 
 OPTIONS = "--keep-ptx --gpu-arch=sm_90a"
 THREADS = 128

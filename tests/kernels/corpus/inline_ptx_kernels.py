@@ -1,8 +1,7 @@
 """PTX of the corpus: bodies of instructions, each thread with some words of its own, and whole kernels of the asynchronous proxies."""
 
 import numpy as np
-
-from corpus.corpus_table import BF16, E4M3, E5M2, PTX, bits, case, launch, small
+from kernels.corpus.corpus_table import BF16, E4M3, E5M2, PTX, bits, case, launch, small
 
 REGISTERS = ".reg .b32 %r<40>, %a<20>, %o<20>; .reg .f32 %f<40>; .reg .f64 %d<9>; .reg .b64 %w<20>; .reg .b16 %h<9>; .reg .pred %p<6>;"
 

@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from corpus.corpus_table import CASES, check
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from kernels.corpus.corpus_table import CASES, check
 
 MODULES = ("cuda_kernels", "inline_ptx_kernels", "triton_functions", "cute_functions")
 
@@ -21,7 +21,7 @@ def load_cases() -> dict[str, str]:
     missing = {}
     for name in MODULES:
         try:
-            importlib.import_module(f"corpus.{name}")
+            importlib.import_module(f"kernels.corpus.{name}")
         except ImportError as error:
             missing[name] = str(error)
     return missing

@@ -1,10 +1,9 @@
 """The corpus: kernels of four kinds, each right in checked mode. Those of a kind whose package is missing are left out."""
 
 import pytest
+from kernels.corpus.corpus_table import CASES, CUTE, PTX, check
+from kernels.corpus.run_corpus import load_cases
 from support.sampling import sample_cases
-
-from corpus.corpus_table import CASES, CUTE, PTX, check
-from corpus.run_corpus import load_cases
 
 MISSING = load_cases()
 USUAL = ("product_of_128_bits_by_carries", "shuffles_in_four_modes")

@@ -3,8 +3,8 @@
 import numpy as np
 import triton
 import triton.language as tl
+from kernels.corpus.corpus_table import BF16, E4M3, TRITON, case, small
 
-from corpus.corpus_table import BF16, E4M3, TRITON, case, small
 from tcemu.triton import as_tensor, emulated
 
 
