@@ -103,7 +103,8 @@ def test_gathers_and_scatters(mode):
     )
     check(
         lambda x, i, j, v: [
-            *(getattr(x.at[i, j], how)(v, mode=mode) for how in ("add", "max", "min", "multiply", "set")), x.at[i, 2:5].add(v[:, None], mode=mode)
+            *(getattr(x.at[i, j], how)(v, mode=mode) for how in ("add", "max", "min", "multiply", "set")),
+            x.at[i, 2:5].add(v[:, None], mode=mode),
         ],
         x, rows, columns, values,
     )  # fmt: skip

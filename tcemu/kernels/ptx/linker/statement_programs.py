@@ -27,7 +27,7 @@ from tcemu.kernels.ptx.simt.faults import known_messages, restore_messages
 
 SUBFOLDER = "tcemu-ptx"  # of the folder of JAX's persistent compilation cache
 OPTIMISED, QUICK, BY_NUMPY = "optimised", "quick", "numpy"
-NUMPY_SECONDS = 0.25  # of a program, after which it is compiled: compiling a load or a store takes as long
+NUMPY_SECONDS = 0.1  # of a program, after which it is compiled: compiling a load or a store takes two to three times as long
 _folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", default=None)
 
 
