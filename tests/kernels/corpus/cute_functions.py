@@ -1,5 +1,10 @@
 """CuTe DSL functions of the corpus, compiled by CuTe DSL and run as they are by `tcemu.cute.run` in checked mode."""
 
+import os
+import tempfile
+
+os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp())  # else the PTX that is kept lands in the working directory
+
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils as utils
