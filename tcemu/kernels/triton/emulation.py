@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -24,9 +23,9 @@ from triton.runtime import driver as triton_driver
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.targets import parse_target_name, resolve_target
+from tcemu.kernels.ptx.cuda_source import parse_once
 from tcemu.kernels.ptx.linker.statement_programs import store_programs
 from tcemu.kernels.ptx.text.module import Function, Module
-from tcemu.kernels.ptx.text.parser import parse
 from tcemu.kernels.triton.cuda_redirection import cuda_on_cpu
 from tcemu.kernels.triton.device_properties import MAX_THREADS, PROPERTIES, WARP_SIZE, triton_properties
 from tcemu.kernels.triton.kernel_launches import CompiledKernel, LaunchData, launch_kernel
@@ -227,16 +226,11 @@ class DeviceUtilities:
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: Any) -> tuple[Module, LoadedKernel, int, int, int]:
         """Parse the PTX. Returns module, function, registers, spills and the maximum number of threads, as Triton's own does."""
-        module = _parse_ptx(binary.decode())
+        module = parse_once(binary.decode())
         return module, LoadedKernel(module, module.entries[name]), 0, 0, MAX_THREADS
 
     def unload_module(self, module: Any) -> None:
         """There is nothing to free."""
-
-
-@lru_cache(maxsize=256)
-def _parse_ptx(text: str) -> Module:
-    return parse(text)
 
 
 class LoadedKernel(NamedTuple):
