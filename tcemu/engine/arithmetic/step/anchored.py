@@ -231,8 +231,6 @@ def factor_value(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
 
 def factor_bf16(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
     """The bf16 code of a factor: exact, or subnormal and exact. A group's scale has an exponent up to MOST_OF_SCALE."""
-    if not form.numbers.summed:
-        return factor_value(form, fmt, x).bits() >> (FRACTION - BF16.mantissa_bits)
     part = takes_part(x)
     value = x.significand.to_float(F64) * power_of_two(True, part.select(factor_unit(form, fmt, x), 0))
     return part.select(value.narrow("RN").bits() >> (FRACTION - BF16.mantissa_bits), 0)

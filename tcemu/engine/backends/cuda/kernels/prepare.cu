@@ -9,18 +9,11 @@ constexpr int MOST_LINES = A_LINES > B_LINES ? A_LINES : B_LINES;
 // half_of(t), the bf16 of product t -> a section of fragments
 template <bool IS_A, bool REPEATED, class F> __device__ __forceinline__ void store_fragments(u8 *section, int line, F half_of) {
     typedef Prepared<IS_A ? A_LINES : B_LINES> Part;
-    const auto pair = [&](int t) { return half_of(t) | half_of(t + 1) << 16; };
-    if constexpr (REPEATED && !IS_A) {
 #pragma unroll
-        for (int t = 0; t < TERMS; t += 8)
-            store(section + Part::in_repeated_of_b(line, t), {pair(t), pair(t + 2), pair(t + 4), pair(t + 6)});
-    } else {
-#pragma unroll
-        for (int t = 0; t < KP; t += 2)
-            *(u32 *)(section + (REPEATED ? Part::in_repeated_of_a(line, t)
-                                : IS_A   ? Part::in_fragment_of_a(line, t)
-                                         : Part::in_fragment_of_b(line, t))) = t < TERMS ? pair(t) : 0;
-    }
+    for (int t = 0; t < KP; t += 2)
+        *(u32 *)(section + (REPEATED ? IS_A ? Part::in_repeated_of_a(line, t) : Part::in_repeated_of_b(line, t)
+                            : IS_A   ? Part::in_fragment_of_a(line, t)
+                                     : Part::in_fragment_of_b(line, t))) = t < TERMS ? half_of(t) | half_of(t + 1) << 16 : 0;
 }
 
 // What a fast step of single products reads besides the powers
