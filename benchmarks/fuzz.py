@@ -3,6 +3,11 @@
 Each line is the best of several runs of many turns in one call, after the first, which compiles and stands apart, with each core of a
 CPU as a device, as `tcemu fuzz` has it. The sides are targets whose models differ: of two that are alike XLA would compute but one.
 The first run's cases are run again at the end, and must give the same counts.
+
+What limits it. GPU, m16n8k16 of f16: 1e9 cases a second would leave 1,045 issue slots a case on an H200. The drawing loops of sm_90's
+machine code have 28 to 70 instructions an element, 17 for raw bits, which are some 750 a case. The products of both sides take 450, and
+no kernel uses more than two slots in three. CPU with AVX2: 10,900 instructions a case of f16, two in five of them for the elements and half
+for the sums, where each product is multiplied once and scaled, converted and added for each side; 21,900 for m16n8k32 of e4m3.
 """
 
 import time

@@ -48,7 +48,7 @@ include_patterns = [
 exclude_patterns = ["docs/data/*"]  # tables that pages include
 html_static_path = ["_static"]
 html_css_files = ["tcemu.css"]
-html_js_files = ["copy_button.js"]
+html_js_files = ["blocks.js"]
 html_theme = "furo"
 html_title = f"tcemu {release}"
 # the repository's address is not in the tree: hatch_build.py says where it comes from

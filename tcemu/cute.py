@@ -4,8 +4,7 @@
 tensor maps, and the kernels run by `tcemu.ptx`, bit for bit.
 """
 
-from tcemu.kernels.cute.emulation import CuteLaunch as CuteLaunch
-from tcemu.kernels.cute.emulation import CuteLaunches as CuteLaunches
+from tcemu.kernels.cute.emulation import CuteLaunch, CuteLaunches
 from tcemu.kernels.cute.emulation import run_compiled as run
 
 __all__ = ["CuteLaunch", "CuteLaunches", "run"]

@@ -3,36 +3,14 @@
 `surrogate` and `expected_error` estimate what an accumulator's width costs, for gradients. `tcemu.study.accuracy` measures.
 """
 
-from tcemu.uses.study import accuracy as accuracy
-from tcemu.uses.study.accuracy import MEASURES as MEASURES
-from tcemu.uses.study.claims import get_claim as get_claim
-from tcemu.uses.study.claims import list_claims as list_claims
-from tcemu.uses.study.claims import read_outcome as read_outcome
-from tcemu.uses.study.claims.claim_types import Claim as Claim
-from tcemu.uses.study.claims.claim_types import Outcome as Outcome
-from tcemu.uses.study.claims.claim_types import Quantity as Quantity
-from tcemu.uses.study.surrogate import ErrorEstimate as ErrorEstimate
-from tcemu.uses.study.surrogate import expected_error as expected_error
-from tcemu.uses.study.surrogate import surrogate as surrogate
-from tcemu.uses.study.sweeps import Sweep as Sweep
-from tcemu.uses.study.sweeps import normal as normal
-from tcemu.uses.study.sweeps import sweep as sweep
-from tcemu.uses.study.sweeps import uniform as uniform
+from tcemu.uses.study import accuracy
+from tcemu.uses.study.accuracy import MEASURES
+from tcemu.uses.study.claims import get_claim, list_claims, read_outcome
+from tcemu.uses.study.claims.claim_types import Claim, Outcome, Quantity
+from tcemu.uses.study.surrogate import ErrorEstimate, expected_error, surrogate
+from tcemu.uses.study.sweeps import Sweep, normal, sweep, uniform
 
 __all__ = [
-    "MEASURES",
-    "Claim",
-    "ErrorEstimate",
-    "Outcome",
-    "Quantity",
-    "Sweep",
-    "accuracy",
-    "expected_error",
-    "get_claim",
-    "list_claims",
-    "normal",
-    "read_outcome",
-    "surrogate",
-    "sweep",
-    "uniform",
+    "MEASURES", "Claim", "ErrorEstimate", "Outcome", "Quantity", "Sweep", "accuracy", "expected_error", "get_claim", "list_claims",
+    "normal", "read_outcome", "surrogate", "sweep", "uniform",
 ]  # fmt: skip

@@ -37,6 +37,7 @@ OPTIMISED = (
 # Their tests hold JAX's operations to the recorded words and to the references. All other files compute as users do, by kernels where
 # llvmlite is installed; tests/engine/backends compares each kernel with JAX's operations
 PORTABLE = ("arithmetic", "architectures", "instructions", "oracles")  # folders
+BY_KERNELS = ("tcgen05_arrays", "tcgen05_block")  # files there that test where operands lie, not the products
 
 TESTS_RUN = pytest.StashKey[int]()  # how many tests this process has run
 CHECK_INTERVAL, MAX_MAPS = 20, 30_000  # tests between two looks at the memory maps; maps at which programs are dropped
@@ -119,7 +120,8 @@ def programs_are_compiled_in_short_time(request):
 @pytest.fixture(autouse=True)
 def computed_without_kernels(request):
     """The files in the folders PORTABLE, in the test's own thread."""
-    with execution("portable") if request.path.parent.name in PORTABLE else contextlib.nullcontext():
+    portable = request.path.parent.name in PORTABLE and request.path.stem.removeprefix("test_") not in BY_KERNELS
+    with execution("portable") if portable else contextlib.nullcontext():
         yield
 
 

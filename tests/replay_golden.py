@@ -1,4 +1,4 @@
-"""Replay the recorded words through tcemu and count what differs: `python tests/replay_golden.py [FAMILY ...] [--execution portable]`.
+"""Replay the recorded words through tcemu and count what differs: `replay_golden.py [FAMILY ...] [--execution portable] [--share 1/24]`.
 
 Runs on whatever device JAX has, so the same command holds a CPU and a GPU, with kernels and without, to the words.
 """
@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 from support import golden
+from support.sampling import in_share
 
 import tcemu
 from tcemu.base.execution import CHOICES
@@ -70,11 +71,11 @@ def compare(case: dict) -> tuple[int, int]:
     return wrong, total
 
 
-def main(families: list[str]) -> int:
+def main(families: list[str], share: str) -> int:
     start, wrong, total = time.perf_counter(), 0, 0
     device = jax.devices()[0]
     for family in families or list(REPLAYS):
-        for case in golden.cases(family):
+        for case in (case for case in golden.cases(family) if in_share(f"{family} {case['i']}", share)):
             bad, words = compare(case)
             wrong, total = wrong + bad, total + words
             print(f"{bad:6d} of {words:6d}  {case['ptx']}")
@@ -89,6 +90,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Replays recorded words.")
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(REPLAYS)}; all by default")
     parser.add_argument("--execution", choices=CHOICES, default=CHOICES[0], help="who computes: see tcemu.execution")
+    parser.add_argument("--share", default="0/1", metavar="I/N", help="only the share I of N of the recorded cases")
     args = parser.parse_args()
     with tcemu.execution(args.execution):
-        sys.exit(main(args.families))
+        sys.exit(main(args.families, args.share))

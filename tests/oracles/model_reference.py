@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import ceil, floor, trunc
 from typing import Any, NamedTuple
 
-from oracles.reference import FORMATS, add, convert, decode, encode, encode_inf, fma, parts, sign_bit
+from oracles.reference import FORMATS, add, convert, decode, encode, encode_inf, fma, parts, power_of_two, sign_bit
 
 Value = Fraction | str | tuple[str, int]  # exact, "nan", or ("inf", sign)
 MODES = ("RN", "RZ", "RM", "RP")
@@ -234,7 +234,7 @@ def _fused_step(model: Fields, kind: Kind, products: list[Scaled], running: int 
     if signs:
         return encode_inf(spec, signs.pop())
     point = max([model.floor, *(term.exponent for term in terms if term.exponent is not None)])  # rule 3
-    unit = Fraction(2) ** (point - model.fraction_bits)
+    unit = power_of_two(point - model.fraction_bits)
     total = sum(INTEGER_FIELDS[model.alignment](value / unit) for value in values) * unit  # rules 4 and 5
     return _round_sum(model, Fraction(total))
 
@@ -244,9 +244,9 @@ def _round_sum(model: Fields, value: Fraction) -> int:
     spec, kept = FORMATS[model.result], model.result_bits
     size = abs(value)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    exponent -= Fraction(2) ** exponent > size
+    exponent -= power_of_two(exponent) > size
     last = max(exponent, spec.least) - (spec.fraction if kept is None else kept)
-    result = INTEGER_FIELDS[model.rounding](value / Fraction(2) ** last) * Fraction(2) ** last
+    result = INTEGER_FIELDS[model.rounding](value / power_of_two(last)) * power_of_two(last)
     if abs(result) > decode(model.result, spec.greatest):
         return encode_inf(spec, int(value < 0))
     return encode(model.result, result) if result else 0

@@ -10,6 +10,8 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
+from oracles.reference import power_of_two
+
 FIELDS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
 NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0xFFF8000000000000}
 QUIET = 1 << 51
@@ -63,7 +65,7 @@ def decode(code, kind):
         return Value(negative, "nan" if fraction else "inf")
     if field:
         fraction += 1 << mantissa_bits
-    return Value(negative, Fraction(fraction) * Fraction(2) ** (max(field, 1) - bias - mantissa_bits))
+    return Value(negative, Fraction(fraction) * power_of_two(max(field, 1) - bias - mantissa_bits))
 
 
 def round_to_integer(x, mode, negative):
@@ -80,7 +82,7 @@ def round_to_integer(x, mode, negative):
 def logarithm(x):
     """The exponent of a positive fraction's leading one."""
     e = x.numerator.bit_length() - x.denominator.bit_length()
-    return e if Fraction(2) ** e <= x else e - 1
+    return e if power_of_two(e) <= x else e - 1
 
 
 def encode(value, kind, mode="rn", ftz=False):
@@ -95,17 +97,17 @@ def encode(value, kind, mode="rn", ftz=False):
         return sign
     least = 2 - (1 << (exponent_bits - 1))
     exponent = logarithm(value.size)
-    unit = Fraction(2) ** ((exponent if ftz else max(exponent, least)) - mantissa_bits)
+    unit = power_of_two((exponent if ftz else max(exponent, least)) - mantissa_bits)
     rounded = round_to_integer(value.size / unit, mode, value.negative) * unit
-    if ftz and rounded < Fraction(2) ** least:
+    if ftz and rounded < power_of_two(least):
         return sign
-    if rounded >= Fraction(2) ** (1 - least + 1):
+    if rounded >= power_of_two(1 - least + 1):
         outward = mode in ("rn", "rna") or mode == ("rm" if value.negative else "rp")
         return sign | (infinity if outward else infinity - 1)
-    if rounded < Fraction(2) ** least:
-        return sign | int(rounded / Fraction(2) ** (least - mantissa_bits))
+    if rounded < power_of_two(least):
+        return sign | int(rounded / power_of_two(least - mantissa_bits))
     exponent = logarithm(rounded)
-    return sign | ((exponent - least) << mantissa_bits) + int(rounded / Fraction(2) ** (exponent - mantissa_bits))
+    return sign | ((exponent - least) << mantissa_bits) + int(rounded / power_of_two(exponent - mantissa_bits))
 
 
 def flush_subnormal(code, kind):
@@ -165,11 +167,11 @@ def square_root(x):
     if x.infinite or x.zero:
         return x
     scale = 2 * (70 - logarithm(x.size) // 2)
-    square = x.size * Fraction(2) ** scale
+    square = x.size * power_of_two(scale)
     assert square.denominator == 1
     near = math.isqrt(square.numerator)
     exact = near * near == square.numerator
-    return Value(False, Fraction(2 * near + (not exact), 2) / Fraction(2) ** (scale // 2))
+    return Value(False, Fraction(2 * near + (not exact), 2) / power_of_two(scale // 2))
 
 
 def negate(x):

@@ -66,6 +66,12 @@ FORMATS = {
 # ---- decode
 
 
+@lru_cache(maxsize=1 << 13)
+def power_of_two(exponent: int) -> Fraction:
+    """2^exponent."""
+    return Fraction(2) ** int(exponent)
+
+
 @lru_cache(maxsize=1 << 18)
 def parts(name: str, code: int) -> tuple[str, int, int, int]:
     """("finite" | "inf" | "nan", sign, significand, exponent) of a float code; bits above the format's width mean nothing."""
@@ -85,16 +91,17 @@ def parts(name: str, code: int) -> tuple[str, int, int, int]:
     return "finite", sign, low | 1 << spec.fraction, field - spec.bias
 
 
+@lru_cache(maxsize=1 << 18)
 def decode(name: str, code: int) -> Fraction | str | tuple[str, int]:
     """The exact value of a code: a Fraction, "nan", or ("inf", sign). A zero's sign is `sign_of`."""
-    spec = FORMATS[name]
+    spec, code = FORMATS[name], int(code)
     if not spec.exponent:
         code &= (1 << spec.bits) - 1
         return Fraction(code - (1 << spec.bits) if spec.signed and code >> (spec.bits - 1) else code)
     kind, sign, significand, exponent = parts(name, code)
     if kind != "finite":
         return "nan" if kind == "nan" else ("inf", sign)
-    return Fraction((-1) ** sign * significand) * Fraction(2) ** (exponent - spec.fraction)
+    return int((-1) ** sign * significand) * power_of_two(exponent - spec.fraction)
 
 
 def sign_bit(name: str, code: int) -> int:

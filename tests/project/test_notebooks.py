@@ -29,7 +29,7 @@ PACKAGES = {  # what a notebook imports beside matplotlib, and how to install it
 TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of them; what is made of bits alone is the same everywhere
     "3_a_model.ipynb": {"rtol": 0.02},  # of an error
     "5_differentiable_precision.ipynb": {"rtol": 0.02},  # of an estimate
-    "digits_accumulators.ipynb": {"atol": 0.8},  # percent of 640 images
+    "digits_accumulators.ipynb": {"atol": 1.6},  # percent of 640 images: ten of them
     "digits_bits.ipynb": {"rtol": 0.05, "atol": 0.002},  # of a loss
     "digits_nvfp4.ipynb": {"rtol": 0.05, "atol": 0.02},  # of a loss
     "digits_training.ipynb": {"rtol": 0.02},  # of a loss, of a share of 640 images

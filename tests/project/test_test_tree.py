@@ -29,7 +29,7 @@ def test_names_are_unique_and_folders_are_no_packages():
 
 
 def test_folders_mirror_the_package():
-    # independent implementations, the repository, other CPUs; in wings: proofs, faces of packages, tcemu.testing with the plugin
+    # independent implementations, the repository, other CPUs; in wings: proofs, faces of packages, a corpus, tcemu.testing with the plugin
     own = {
         "oracles",
         "project",
@@ -38,6 +38,7 @@ def test_folders_mirror_the_package():
         "faces/pytorch",
         "kernels/triton_kernels",
         "kernels/cute_dsl",
+        "kernels/corpus",
         "faces/testing",
     }
     package = {path.parent.relative_to(TESTS.parent / "tcemu").as_posix() for path in (TESTS.parent / "tcemu").glob("**/__init__.py")}

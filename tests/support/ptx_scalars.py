@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from tcemu.base.numpy_programs import trace_elementwise
 from tcemu.kernels.ptx.instruction_interface import Context, Operation
-from tcemu.kernels.ptx.linker.host_programs import trace_host_program
 from tcemu.kernels.ptx.scalar.scalar_table import PREPARE
 from tcemu.kernels.ptx.text.module import Pair, Position, Register, Statement, Vector
 from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype
@@ -47,7 +47,7 @@ def run_operations(operations: Sequence[Operation], operands: Sequence[Sequence[
 
             found += jax.device_get(jax.jit(all_of_them)([tuple(values) for values in operands[first : first + TOGETHER]]))
     for each, values, words in zip(operations, operands, found, strict=True):
-        host = trace_host_program(each.compute, [jax.ShapeDtypeStruct((), value.dtype) for value in values])
+        host = trace_elementwise(each.compute, [jax.ShapeDtypeStruct((), value.dtype) for value in values])
         if host is not None:
             for made, word in zip(host(*values), words, strict=True):
                 assert made.dtype == word.dtype and np.array_equal(np.broadcast_to(made, word.shape), word), each

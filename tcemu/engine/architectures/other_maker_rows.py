@@ -127,5 +127,5 @@ OTHER_ROWS = (
 
 UNKNOWN = {
     "gfx950": "no bit-exact model of CDNA4's MFMA is published; its v_dot2_f32_f16 keeps f16 subnormals (llvm/llvm-project#205101), and "
-    "third-party notes say that MFMA keeps them too and that a block scale multiplies the sum of products before C is added",
+    "third-party notes say that MFMA keeps them too and that a block scale multiplies the sum of products before C is added"
 }

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from tcemu.base.compilation import compile_once
+from tcemu.base.jax_internals import traced_by_name
 from tcemu.engine.arithmetic import fma as exact
 from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN
 from tcemu.engine.formats.number_formats import F32
@@ -20,6 +21,7 @@ def f32_code(value: float) -> np.uint32:
     return np.float32(value).view(np.uint32)
 
 
+@traced_by_name
 @compile_once()
 def add_f32(x: Array, y: Array) -> Array:
     """Return x + y; f32 codes of one shape."""
@@ -31,6 +33,7 @@ def subtract_f32(x: Array, y: Array) -> Array:
     return add_f32(*jnp.broadcast_arrays(x, y ^ SIGN))
 
 
+@traced_by_name
 @compile_once()
 def fma_f32(x: Array, y: Array, z: Array) -> Array:
     """Return x * y + z, rounded once; f32 codes of one shape."""

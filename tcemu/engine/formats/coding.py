@@ -285,12 +285,7 @@ def _apply_specials(
 
 
 def convert(
-    source: Format,
-    target: Format,
-    codes: ArrayLike,
-    rounding: Rounding = "RN",
-    saturate: bool = False,
-    key: PRNGKey | None = None,
+    source: Format, target: Format, codes: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None
 ) -> Array:
     """Convert codes of one format to codes of another, rounded once, in integer arithmetic.
 

@@ -85,7 +85,8 @@ def mma(
         >>> import tcemu
         >>> import numpy as np
         >>> op, one = tcemu.parse("f16"), np.float16(1).view(np.uint16)
-        >>> a, b = (tcemu.pack(op, name, np.full(shape, one)) for name, shape in (("a", (16, 16)), ("b", (16, 8))))
+        >>> shapes = {"a": (16, 16), "b": (16, 8)}
+        >>> a, b = (tcemu.pack(op, name, np.full(shape, one)) for name, shape in shapes.items())
         >>> d = tcemu.mma(op, a, b, tcemu.pack(op, "c", np.zeros((16, 8), np.uint32)), target="H100")
         >>> d.shape, float(tcemu.unpack(op, "d", d).view(np.float32)[0, 0])
         ((32, 4), 16.0)

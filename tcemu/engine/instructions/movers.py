@@ -58,13 +58,7 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
 
 
 def stmatrix(
-    op: str | Instruction,
-    shared: ArrayLike,
-    address: ArrayLike,
-    registers: ArrayLike,
-    *,
-    target: str | None = None,
-    checked: bool = False,
+    op: str | Instruction, shared: ArrayLike, address: ArrayLike, registers: ArrayLike, *, target: str | None = None, checked: bool = False
 ) -> Array:
     """Store matrices from registers into shared memory for each warp of a batch, as `stmatrix` does, and return the new memory.
 
@@ -154,13 +148,7 @@ def bind_ldmatrix(op: Mover, shared: ArrayLike, address: ArrayLike, *, every_lan
 
 
 def bind_stmatrix(
-    op: Mover,
-    shared: ArrayLike,
-    address: ArrayLike,
-    registers: ArrayLike,
-    *,
-    every_lane: bool = False,
-    checked: bool = False,
+    op: Mover, shared: ArrayLike, address: ArrayLike, registers: ArrayLike, *, every_lane: bool = False, checked: bool = False
 ) -> StmatrixOperands:
     """The operands of an stmatrix, checked. Arguments and errors are those of `stmatrix`; every_lane: as in `bind_ldmatrix`."""
     memory = as_memory("shared", shared)

@@ -95,12 +95,7 @@ def sparsify(
 
 @outside_traces
 def densify(
-    kept: ArrayLike,
-    metadata: ArrayLike,
-    pattern: str | None = None,
-    *,
-    op: str | Instruction | None = None,
-    selector: ArrayLike = 0,
+    kept: ArrayLike, metadata: ArrayLike, pattern: str | None = None, *, op: str | Instruction | None = None, selector: ArrayLike = 0
 ) -> Any:
     """Return the dense matrix of a structured-sparse one, zero where no element is kept; the inverse of `sparsify`.
 

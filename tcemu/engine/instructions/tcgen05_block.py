@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.engine.instructions import tcgen05
-from tcemu.engine.instructions.tcgen05 import BAND, BANDS
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault, is_pipelined
+from tcemu.engine.instructions.tcgen05_operands import BAND, BANDS, operand_cells, shared_extents
 from tcemu.engine.isa.families import Instruction
 from tcemu.engine.isa.legality import check
 from tcemu.engine.isa.targets import TARGETS, resolve_target
@@ -312,11 +312,11 @@ class Tcgen05Block:
         if _require_known("d", operands["d"]) >> 16 not in ((0, 16) if self._rows_above(product) else (0,)):
             self._raise(Tcgen05Fault.LANE_OF_D)
         units: frozenset[int] = frozenset()
-        for name, extent in tcgen05.shared_extents(described, operands.get("zero_column_mask")).items():
+        for name, extent in shared_extents(described, operands.get("zero_column_mask")).items():
             if operands.get(name) is not None:
                 units |= self._read_units(name, _require_known(name, operands[name]), extent[:3], absolute=product.depth.absolute)
         read, written = NO_CELLS, NO_CELLS
-        for name, bands, count in tcgen05.operand_cells(described):
+        for name, bands, count in operand_cells(described):
             if operands.get(name) is None:
                 continue
             lane, column = _require_known(name, operands[name]) >> 16, operands[name] & 0xFFFF

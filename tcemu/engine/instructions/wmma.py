@@ -205,13 +205,7 @@ def bind_wmma_load(
 
 
 def bind_wmma_store(
-    op: WmmaMemory,
-    memory: ArrayLike,
-    fragment: ArrayLike,
-    *,
-    offset: ArrayLike = 0,
-    stride: ArrayLike | None = None,
-    checked: bool = False,
+    op: WmmaMemory, memory: ArrayLike, fragment: ArrayLike, *, offset: ArrayLike = 0, stride: ArrayLike | None = None, checked: bool = False
 ) -> WmmaStoreOperands:
     """The operands of a wmma.store, checked. Arguments and errors are those of `wmma_store`."""
     words = as_memory("memory", memory)

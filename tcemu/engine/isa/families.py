@@ -601,9 +601,10 @@ def qualifier_slots(op: Instruction, *, defaults: bool = False) -> tuple[tuple[s
 
 def spell(op: Instruction, *, defaults: bool = False) -> str:
     """Return the PTX spelling in the manual's order."""
-    return ".".join([op.opcode, *(q for slot in qualifier_slots(op, defaults=defaults) for q in slot)])
+    omitted = frozenset() if defaults else op.default_slots
+    return ".".join([op.opcode, *(q for slot, qualifiers in op.slots.items() if slot not in omitted for q in qualifiers if q)])
 
 
 def spellings(op: Instruction) -> tuple[str, ...]:
     """Return the spellings in the manual's order: with defaults omitted, then with defaults written if there are any."""
-    return tuple(dict.fromkeys((spell(op), spell(op, defaults=True))))
+    return tuple(dict.fromkeys((spell(op), spell(op, defaults=True)))) if op.default_slots else (spell(op),)

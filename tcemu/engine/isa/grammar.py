@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.formats.number_formats import FORMATS
-from tcemu.engine.isa.families import Instruction, qualifier_slots, spell
+from tcemu.engine.isa.families import Instruction, qualifier_slots, spellings
 from tcemu.engine.isa.other_makers import find_unit
 from tcemu.engine.isa.short_names import describe_other_word, find_short_name, nearest_short_names
 from tcemu.engine.isa.syntax_table import parse_shape, syntax_row, syntax_rows
@@ -359,7 +359,7 @@ def grammars() -> dict[str, Grammar]:
 
 @cache
 def _spelling_index() -> dict[str, Instruction]:
-    return {spell(op, defaults=defaults): op for op in syntax_rows() for defaults in (False, True)}
+    return {spelling: op for op in syntax_rows() for spelling in spellings(op)}
 
 
 def parse(text: str | Instruction) -> Instruction:

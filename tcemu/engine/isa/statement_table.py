@@ -295,12 +295,7 @@ def _scalar() -> Iterator[StatementRow]:
         shl=BITS,
         shr=f"{BITS}|{INTEGERS}",
     )
-    yield from rows(
-        "9.7.9",
-        mov=f"pred|{REGISTERS}",
-        mov__wide=("b128", since(70, 8, 3)),
-        prmt="b32 f4e|b4e|rc8|ecl|ecr|rc16?",
-    )
+    yield from rows("9.7.9", mov=f"pred|{REGISTERS}", mov__wide=("b128", since(70, 8, 3)), prmt="b32 f4e|b4e|rc8|ecl|ecr|rc16?")
     f32x2 = (f"{ROUNDINGS}? ftz? f32x2", S100)
     sums: list[Entry] = [
         f"{ROUNDINGS}? ftz? sat? f32", f"{ROUNDINGS}? f64", "rn? ftz? sat? f16|f16x2", ("rn? bf16|bf16x2", S90), f32x2,

@@ -15,16 +15,7 @@ from re import fullmatch
 
 from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.isa.families import SYNC, BlockScaling, Instruction, MatrixMultiply, Slots, Sparsity
-from tcemu.engine.isa.tcgen05_kinds import (
-    COLUMNS,
-    INTEGER_COLUMNS,
-    KINDS,
-    SCALED_KINDS,
-    STATIONARY_SHAPES,
-    USUAL_SIZES,
-    DepthRow,
-    ShapeRow,
-)
+from tcemu.engine.isa.tcgen05_kinds import COLUMNS, INTEGER_COLUMNS, KINDS, SCALED_KINDS, STATIONARY_SHAPES, USUAL_SIZES, DepthRow, ShapeRow
 
 SECTION = "9.7.16"
 CTA_GROUPS = (1, 2)

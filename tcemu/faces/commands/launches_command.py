@@ -18,8 +18,7 @@ from tcemu.kernels.ptx.runtime.launch_replay import LAUNCH_SECONDS, ReplayedLaun
 def add_launches(subparsers) -> None:
     """Add the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
-        "launches",
-        description="Records launches of kernels without a GPU, and repeats them on a GPU, with all words compared.",
+        "launches", description="Records launches of kernels without a GPU, and repeats them on a GPU, with all words compared."
     )
     commands = parser.add_subparsers(dest="launches", required=True, metavar="WHAT")
     records = commands.add_parser(

@@ -93,7 +93,7 @@ def _add_attribute(commands: Any) -> None:
         "attribute",
         help="what a reported rate of differing outputs means",
         description="Computes a product by many pairs of orders, formats of partial sums and GPUs, and says which pairs give the reported "
-        "numbers and which cannot. Without reported numbers it prints what each pair gives.",
+        "numbers and which cannot. --differing 0:1 shows what every pair gives.",
         epilog='example: tcemu replay attribute 512 4096 4096 --differing 0.2038 --largest 1.0 --law "normal(-0.5, 1)" --gpu A100',
     )
     for name in ("m", "n", "k"):

@@ -33,6 +33,7 @@ from tcemu.operations.functional.torch_cuda.sorting import NETWORK
 from tcemu.uses.replay.aten_operations import (
     ALIGNED,
     ALIGNMENT,
+    BY_RULE,
     COPIED,
     EXACT,
     EXACT_RESULT,
@@ -306,7 +307,7 @@ def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
 class GpuEmulation:
     """A model whose operations are computed as PyTorch computes them on a GPU, within `with`; `emulate(model, gpu=...)` returns it."""
 
-    def __init__(self, model: torch.nn.Module, gpu: str, library: str, unknown: str) -> None:
+    def __init__(self, model: torch.nn.Module, gpu: str, library: str, unknown: str, compiled: Any = None) -> None:
         if gpu not in GPUS:
             raise NotModelled(
                 f"gpu={gpu!r}: launches, products and attention depend on the GPU; known are {', '.join(GPUS)} "
@@ -319,6 +320,8 @@ class GpuEmulation:
         if unknown not in UNKNOWN_CHOICES:
             raise ValueError(f"unknown={unknown!r}: expected one of {', '.join(UNKNOWN_CHOICES)}")
         self.model, self.gpu, self.library, self.unknown = model, gpu, library, unknown
+        self.compiled = compiled  # graphs of `tcemu.inductor`
+        self._compiled_model: Callable[..., Any] | None = None
         self._lines: dict[tuple, int] = {}
         self._warned: set[str] = set()
         self._open: list[Any] = []
@@ -329,8 +332,9 @@ class GpuEmulation:
     def __enter__(self) -> GpuEmulation:
         if self._open:
             raise RuntimeError("emulate: this block is open already")
-        self._paths = ModulePaths(self.model)
-        self._open = [GpuDefaults(), FunctionChoices(self), OperationMode(self)]
+        if self.compiled is None:
+            self._paths = ModulePaths(self.model)
+            self._open = [GpuDefaults(), FunctionChoices(self), OperationMode(self)]
         for mode in self._open:
             mode.__enter__()
         return self
@@ -343,6 +347,8 @@ class GpuEmulation:
             self._paths.remove()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.compiled is not None:
+            return self._call_compiled(args, kwargs)
         if self._open:
             return self.model(*args, **kwargs)
         with self:
@@ -354,6 +360,42 @@ class GpuEmulation:
 
     def __repr__(self) -> str:
         return f"emulate({type(self.model).__name__}, gpu={self.gpu!r}, library={self.library!r}, unknown={self.unknown!r})"
+
+    # ---- compiled graphs
+
+    def _call_compiled(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the model by its compiled graphs: Dynamo captures it here too, only to learn the order of a graph's operands."""
+        if torch.is_grad_enabled():
+            raise NotModelled(
+                "compiled: graphs of training have no rule, since what they keep for the backward pass is the compiler's choice; call the "
+                "model under torch.no_grad() (faces/torch/gpu_emulation.py)"
+            )
+        run = self._compiled_model or torch.compile(self.model, backend=self._capture, fullgraph=True, dynamic=False)
+        self._compiled_model = run
+        try:
+            return run(*args, **kwargs)
+        except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
+            raise error.inner_exception from None
+
+    def _capture(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
+        aot_autograd = importlib.import_module("torch._dynamo.backends.common").aot_autograd  # Dynamo takes seconds to import
+        return aot_autograd(fw_compiler=self._find_graph, keep_inference_input_mutations=True)(captured, operands)
+
+    def _find_graph(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
+        graph = self.compiled.find(operands)
+
+        def run(*given: torch.Tensor) -> Any:
+            with OperationMode(self):
+                return graph.run(*given, target=self.gpu, watch=self._add_launch)
+
+        return importlib.import_module("torch._functorch.aot_autograd").make_boxed_func(run)
+
+    def _add_launch(self, part: Any) -> None:
+        """List the launch of a kernel; an operator has listed itself."""
+        if part.launch is not None:
+            doubts = "; ".join(part.launch.inexact)
+            evidence = Evidence(NOT_KNOWN, doubts) if doubts else Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx")
+            self._add((f"triton.{part.name}", "", False), _describe_operands(_flat_tensors(part.operands)), "PTX", evidence)
 
     # ---- one operation
 
@@ -409,6 +451,9 @@ class GpuEmulation:
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
+        named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+        for key, value in answer.updates.items():
+            named[key].copy_(to_tensor(value))
         for i, out in enumerate(empty):
             if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
                 if isinstance(out, torch.Tensor):

@@ -156,7 +156,7 @@ class Emulation:
 @overload
 def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = ..., functions: FunctionPolicy = ...) -> Emulation: ...
 @overload
-def emulate(model: torch.nn.Module, *, gpu: str, library: str = ..., unknown: str = ...) -> GpuEmulation: ...
+def emulate(model: torch.nn.Module, *, gpu: str, library: str = ..., unknown: str = ..., compiled: Any = ...) -> GpuEmulation: ...
 def emulate(
     model: torch.nn.Module,
     policy: Any = NOT_GIVEN,
@@ -166,6 +166,7 @@ def emulate(
     gpu: str | None = None,
     library: str = LIBRARIES[0],
     unknown: str = "raise",
+    compiled: Any = None,
 ) -> Emulation | GpuEmulation:
     """Replace every matrix product of a torch model in place by the policy's choice, or compute every operation as PyTorch does on a GPU.
 
@@ -201,6 +202,8 @@ def emulate(
         library: With gpu, the library: "torch 2.11".
         unknown: With gpu, what happens to an operation whose result there is not known: "raise" raises NotModelled, "warn" and "leave"
             compute it as PyTorch does on this CPU. The report names it.
+        compiled: With gpu, the graphs that `torch.compile` wrote for this model there, from `tcemu.inductor.read`. Their kernels run as
+            PTX, and their calls of libraries are computed as without `compiled`. For inference: call the result under `torch.no_grad`.
 
     Returns:
         An `Emulation`, which is called as the model is. The first call and `.report()` warn if the policy replaces nothing or a rule
@@ -214,14 +217,14 @@ def emulate(
     if gpu is None:
         if policy is NOT_GIVEN:
             raise TypeError('emulate: give a policy, as emulate(model, "bf16 on H100"), or a GPU, as emulate(model, gpu="H100")')
-        if library != LIBRARIES[0] or unknown != "raise":
-            raise TypeError("emulate: library and unknown belong to gpu=, which is not given; a policy decides on products alone")
+        if library != LIBRARIES[0] or unknown != "raise" or compiled is not None:
+            raise TypeError("emulate: library, unknown and compiled belong to gpu=, which is not given; a policy decides on products alone")
         return Emulation(model, policy, convolutions, functions)
     mixed = {"policy": policy is not NOT_GIVEN, "convolutions": convolutions, "functions": functions is not None}
     if any(mixed.values()):
         names = ", ".join(name for name, given in mixed.items() if given)
         raise TypeError(f"emulate: gpu={gpu!r} decides on every operation; leave out {names}, or leave out gpu")
-    return GpuEmulation(model, gpu, library, unknown)
+    return GpuEmulation(model, gpu, library, unknown, compiled)
 
 
 # ---- decisions

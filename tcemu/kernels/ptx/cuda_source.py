@@ -21,6 +21,11 @@ HOST_HINT = (
 )
 HOST_SIGNS = ("<<<", "cudaMalloc", "std::vector", "<iostream>", "<stdio.h>", "<cstdio>", "<vector>", "<cstdlib>", "int main(")
 
+# what nvcc includes of itself and NVRTC does not have: values of math.h, and headers of C whose functions NVRTC knows
+NVCC_MACROS = ("-DINFINITY=__int_as_float(0x7f800000)", "-DNAN=__int_as_float(0x7fffffff)")
+_INTEGERS = "#include <cuda/std/cstdint>\n" + " ".join(f"using cuda::std::{sign}int{n}_t;" for sign in ("", "u") for n in (8, 16, 32, 64))
+NVCC_HEADERS = {"math.h": "", "cmath": "", "stdint.h": _INTEGERS, "cstdint": _INTEGERS}
+
 Source = str | os.PathLike | Module  # PTX or CUDA C++ as text, a file of either kind, or a module
 
 
@@ -52,7 +57,13 @@ def read_module(source: Source, target: str, entry: str | None = None, options: 
         return _compile_once(source, resolve_target(target), options, () if entry is None else (entry,))
     if options:
         raise ValueError(f"options: got {list(options)}; they are NVRTC's, for CUDA C++, and the source is PTX")
-    return parse(source) if isinstance(source, str) else source
+    return parse_once(source) if isinstance(source, str) else source
+
+
+@lru_cache(maxsize=256)
+def parse_once(text: str) -> Module:
+    """Parse PTX; later launches share the module."""
+    return parse(text)
 
 
 @lru_cache(maxsize=64)
@@ -93,8 +104,9 @@ def compile(
     folders = [f"--include-path={folder}" for folder in nvrtc.include_folders()]
     try:
         compiled = nvrtc.compile_source(
-            source, architecture, options=(*options, *folders), name_expressions=name_expressions, headers=headers, file_name="source.cu"
-        )
+            source, architecture, options=(*NVCC_MACROS, *options, *folders), name_expressions=name_expressions,
+            headers={**NVCC_HEADERS, **(headers or {})}, file_name="source.cu",
+        )  # fmt: skip
     except nvrtc.CompilationError as error:
         hint = f"\n{HOST_HINT}." if any(sign in source for sign in HOST_SIGNS) else ""
         raise PtxError(f"the source does not compile for {resolve_target(target)}: {error}{hint}") from None

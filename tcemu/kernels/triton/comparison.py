@@ -18,7 +18,8 @@ from tcemu.base.errors import Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.kernels.ptx.runtime.target_comparison import Comparison
 from tcemu.kernels.ptx.runtime.target_comparison import compare as compare_ptx
-from tcemu.kernels.triton.emulation import LaunchData, emulated
+from tcemu.kernels.triton.emulation import emulated
+from tcemu.kernels.triton.kernel_launches import LaunchData
 from tcemu.kernels.triton.launches import Launch
 from tcemu.kernels.triton.tensors import as_tensor
 from tcemu.kernels.triton.triton_versions import describe_version

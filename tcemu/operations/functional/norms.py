@@ -30,13 +30,7 @@ from tcemu.operations.functional.special_choices import divide_and_add, divide_f
 
 
 def rms_norm(
-    x: ArrayLike,
-    weight: ArrayLike,
-    *,
-    eps: float,
-    kernel: RmsNormKernel | str,
-    offset: float = 0.0,
-    dtype: DTypeLike | None = None,
+    x: ArrayLike, weight: ArrayLike, *, eps: float, kernel: RmsNormKernel | str, offset: float = 0.0, dtype: DTypeLike | None = None
 ) -> Array:
     """Compute x / sqrt(mean(x^2) + eps) * (offset + weight) along the last axis as a kernel does, bit for bit.
 
@@ -88,13 +82,7 @@ def _rms_norm_bits(kernel: RmsNormKernel, dtype: np.dtype, numbers: tuple[float,
 
 
 def layer_norm(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike,
-    *,
-    eps: float,
-    kernel: LayerNormKernel | str,
-    dtype: DTypeLike | None = None,
+    x: ArrayLike, weight: ArrayLike, bias: ArrayLike, *, eps: float, kernel: LayerNormKernel | str, dtype: DTypeLike | None = None
 ) -> Array:
     """Compute (x - mean) / sqrt(variance + eps) * weight + bias along the last axis as a kernel does, bit for bit.
 

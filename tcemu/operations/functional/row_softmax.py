@@ -66,9 +66,7 @@ def _softmax(name: str, x: ArrayLike, axis: int, kernel: SoftmaxKernel | str, dt
     out = check_dtype(array.dtype if dtype is None else dtype, "dtype")
     smooth = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax}[name]
     return compute_on_codes(
-        lambda x: along_last(partial(_softmax_bits, value, name, out), x, axis),
-        lambda x: smooth(widen(x), axis=axis).astype(out),
-        (array,),
+        lambda x: along_last(partial(_softmax_bits, value, name, out), x, axis), lambda x: smooth(widen(x), axis=axis).astype(out), (array,)
     )
 
 

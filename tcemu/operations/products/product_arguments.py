@@ -77,7 +77,7 @@ def check_scale_numbers(name: str, value: ArrayLike, fmt: Format) -> None:
         near = " and ".join(f"{number:g}" for number in numbers[max(above[place] - 1, 0) : above[place] + 1])
         raise ValueError(
             f"{name}: got {given[place]:g} at {list(place)}; expected numbers of {fmt}, from {numbers[0]:g} to {numbers[-1]:g}, of which "
-            f"{near} would be nearest ({len(wrong)} of {given.size} scales are none). Round scales as your kernel does before the elements "
+            f"{near} would be nearest ({len(wrong)} of {given.size} scales are not). Round scales as your kernel does before the elements "
             "are divided by them, or give raw codes, unsigned integers: tcemu.quantize.block_quantize makes them"
         )
 

@@ -524,15 +524,13 @@ def get_recipe(name: str, /, target: str | None = None, *, evidence: str | None 
     row = ROWS[name]
     assert row.backward is not None
     target = (DEFAULT_SCALED_TARGET if row.block_scale else DEFAULT_TARGET) if target is None else resolve_target(target)
-    if target not in (working := _supported_targets(name)):
-        try:
-            for one in (name, *row.backward):
-                _recipe_from_row(one, target, {})
-        except (Unsupported, NotModelled) as error:
-            refusal = NotModelled if target in TARGETS and TARGETS[target].public and isinstance(error, NotModelled) else Unsupported
-            raise refusal(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
-    if "backward" not in changes:
-        changes["backward"] = tuple(_recipe_from_row(gradient, target, {}) for gradient in row.backward)
+    try:
+        _, *backward = (_recipe_from_row(one, target, {}) for one in (name, *row.backward))
+    except (Unsupported, NotModelled) as error:
+        refusal = NotModelled if target in TARGETS and TARGETS[target].public and isinstance(error, NotModelled) else Unsupported
+        working = ", ".join(_supported_targets(name))
+        raise refusal(f"recipe({name!r}, {target!r}): {error} The recipe works on {working}.") from None
+    changes.setdefault("backward", tuple(backward))
     recipe = _recipe_from_row(name, target, changes)
     if evidence is not None:
         for one in (recipe, *(recipe.gradients or ())):

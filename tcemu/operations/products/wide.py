@@ -226,10 +226,7 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
     if key not in ROWS:
         raise unknown_recipe("wide recipe", name, key, ROWS, "bf16x6 on H100")
     row = ROWS[key]
-    values = row._asdict() | {
-        "narrow": get_recipe(row.narrow, row.target if target is None else target, backward="exact"),
-        "name": key,
-    }
+    values = row._asdict() | {"narrow": get_recipe(row.narrow, row.target if target is None else target, backward="exact"), "name": key}
     del values["target"]
     values["k_tile"] = row.k_tile or K_TILE
     return WideRecipe(**values | changes)

@@ -304,21 +304,9 @@ MXFP8_ROWS = (
         note="Inf or NaN in a block makes its scale NaN, as tcemu reads 5.1.",
     ),
     _mx(
-        "torchao_mxfp8_floor",
-        ("torchao: to_mx, FLOOR",),
-        E4M3,
-        PowerScale("amax", "floor", _AT_LEAST_NORMAL),
-        _MX_TO_MX,
-        ignores_nan=False,
+        "torchao_mxfp8_floor", ("torchao: to_mx, FLOOR",), E4M3, PowerScale("amax", "floor", _AT_LEAST_NORMAL), _MX_TO_MX, ignores_nan=False
     ),
-    _mx(
-        "torchao_mxfp8_ceil",
-        ("torchao: to_mx, CEIL",),
-        E4M3,
-        PowerScale("amax", "ceil", _AT_LEAST_NORMAL),
-        _MX_TO_MX,
-        ignores_nan=False,
-    ),
+    _mx("torchao_mxfp8_ceil", ("torchao: to_mx, CEIL",), E4M3, PowerScale("amax", "ceil", _AT_LEAST_NORMAL), _MX_TO_MX, ignores_nan=False),
     _mx(
         "torchao_mxfp8_even",
         ("torchao: to_mx, EVEN",),
@@ -686,12 +674,7 @@ NVFP4_ROWS = (
     ),
     _nvfp4("mlx_cuda_nvfp4", ('MLX on CUDA: quantize, mode="nvfp4"',), "one level, reciprocal", _MLX_CUDA, note=_MLX_CUDA_NOTE),
     _nvfp4("flashinfer_nvfp4", ("FlashInfer: nvfp4_quantize",), "rcp.approx, fast math", _FLASHINFER),
-    _nvfp4(
-        "flashinfer_nvfp4_te_exact",
-        ("FlashInfer: nvfp4_quantize, TE_EXACT_NVFP4",),
-        "exact, fast math",
-        _FLASHINFER,
-    ),
+    _nvfp4("flashinfer_nvfp4_te_exact", ("FlashInfer: nvfp4_quantize, TE_EXACT_NVFP4",), "exact, fast math", _FLASHINFER),
     _nvfp4(
         "vllm_nvfp4",
         ("vLLM: scaled_fp4_quant", "SGLang: scaled_fp4_quant"),
@@ -699,11 +682,7 @@ NVFP4_ROWS = (
         "vllm-project/vllm 07c13c7, csrc/quantization/fp4/nvfp4_utils.cuh; " + _SGLANG + "nvfp4_quant_kernels.cu 1636e19",
     ),
     _nvfp4(
-        "mslk_nvfp4",
-        ("MSLK: quantize_nvfp4, use_precise_math",),
-        "mslk",
-        _MSLK + "quantize_kernels/nvfp4.py 0a3397c",
-        note=_TRITON_NAN,
+        "mslk_nvfp4", ("MSLK: quantize_nvfp4, use_precise_math",), "mslk", _MSLK + "quantize_kernels/nvfp4.py 0a3397c", note=_TRITON_NAN
     ),
     _nvfp4(
         "mslk_nvfp4_reciprocals",

@@ -29,18 +29,7 @@ from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes
 from tcemu.engine.formats.number_formats import F32, UE8M0, Format
 from tcemu.operations.quantize.philox import triton_randint
-from tcemu.operations.quantize.scale_factors import (
-    FRACTION,
-    INFINITY,
-    MAX_F32,
-    MIN_NORMAL,
-    NAN,
-    ONE,
-    SIGN,
-    ZERO,
-    Factor,
-    f32_code,
-)
+from tcemu.operations.quantize.scale_factors import FRACTION, INFINITY, MAX_F32, MIN_NORMAL, NAN, ONE, SIGN, ZERO, Factor, f32_code
 from tcemu.operations.quantize.scale_groups import broadcast_scales, join_groups, split_groups
 from tcemu.operations.quantize.scale_rules import max_finite_code
 from tcemu.operations.quantize.two_level_scales import FourOverSixScale, TwoLevelScale

@@ -19,7 +19,7 @@ from tcemu.engine.formats.number_formats import TF32
 from tcemu.operations.products.library.kernel_recipe import Steps
 from tcemu.uses.drift.causes import program_inputs
 from tcemu.uses.drift.node_arithmetic import EXACT, MOVEMENTS, ROW_READERS
-from tcemu.uses.drift.programs import FORMATS, Node, Program
+from tcemu.uses.drift.programs import FORMATS, UNFIT, Node, Program
 from tcemu.uses.drift.records import Record
 from tcemu.uses.drift.summation import ROUNDED_OPERANDS, Summation
 
@@ -69,7 +69,7 @@ def check_legitimate(
         return None
     try:
         return _compare(program, inputs, (left, right), summations)
-    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+    except UNFIT:  # a record is not trusted
         return None
 
 

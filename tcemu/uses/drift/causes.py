@@ -18,7 +18,7 @@ from tcemu.operations.products.library.kernel_json import to_dict
 from tcemu.uses.drift.hypotheses import describe, differing_features, merge, moment_variants, paired_variants, single_variants
 from tcemu.uses.drift.moments import candidate_moments
 from tcemu.uses.drift.program_evaluation import evaluate
-from tcemu.uses.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref
+from tcemu.uses.drift.programs import FACTOR_FORMATS, FORMATS, UNFIT, Choices, Node, Program, Ref
 from tcemu.uses.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.uses.drift.recorded_operations import append_operation
 from tcemu.uses.drift.records import DTYPES, Operation, Record
@@ -304,7 +304,7 @@ def build_trial(record: Record, operation: Operation, expected: np.ndarray) -> T
         if program is None or inputs is None or program.shape != expected.shape or program.nodes[-1].dtype != expected.dtype:
             return None
         return Trial(program, inputs, expected, np.arange(min(SAMPLE, expected.size)))
-    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+    except UNFIT:  # a record is not trusted
         return None
 
 
@@ -326,7 +326,7 @@ def find_common_arithmetic(trials: tuple[Trial, Trial], targets: tuple[str, ...]
             fits = choices in possible and not any(trial.sample_misses(choices) for trial in trials)
             if fits and all(trial.fits(choices, all_words=trial.words.size <= MAX_CARRIED) for trial in trials):
                 return choices
-    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+    except UNFIT:  # a record is not trusted
         pass
     return None
 
@@ -369,7 +369,7 @@ def explain_side(
         program.nodes[-1] = last._replace(dtype=expected.dtype)
     try:
         return _try_arithmetics(trial or Trial(program, inputs, expected, differing), expected, differing, targets)
-    except (IndexError, KeyError, TypeError, ValueError, MemoryError) as error:  # a record is not trusted
+    except UNFIT as error:  # a record is not trusted
         return Side(problem=f"unexplained: the parameters of {operations[-1].name} do not fit its operands ({str(error)[:80]})")
 
 

@@ -177,12 +177,7 @@ class Drift(Result):
             VERSION,
             names,
             lambda data: cls(
-                data["left"],
-                data["right"],
-                data["counts"][0],
-                data["counts"][1],
-                tuple(map(_read_line, data["lines"])),
-                data["complete"],
+                data["left"], data["right"], data["counts"][0], data["counts"][1], tuple(map(_read_line, data["lines"])), data["complete"]
             ),
         )
 

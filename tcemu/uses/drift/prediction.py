@@ -17,15 +17,7 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
 from tcemu.uses.drift.locate import RecordSource
 from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord, read_record
-from tcemu.uses.replay.aten_operations import (
-    EXACT,
-    GPUS,
-    LIBRARIES,
-    OPERATIONS,
-    PLACEMENT,
-    Call,
-    bind_arguments,
-)
+from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Call, bind_arguments
 
 EQUAL, DIFFERENT, UNKNOWN, MOVES, MISSING = "equal", "different", "not known", "exact", "not kept"
 SPECIAL_NUMBERS = ("inf", "-inf", "nan")  # floats that JSON lacks, as the recorder writes them

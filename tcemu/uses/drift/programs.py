@@ -24,6 +24,7 @@ Ref = tuple[str, int]  # ("input", index) or ("node", index)
 F32_DTYPE = np.dtype(np.float32)
 FORMATS = {F32_DTYPE: F32, np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat16): BF16}
 FACTOR_FORMATS = FORMATS | {np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml_dtypes.float8_e5m2): E5M2}  # of multiplied operands
+UNFIT = (ValueError, IndexError, MemoryError)  # what NumPy raises where recorded parameters of the right kind do not fit their operands
 SPECIAL = ("exp", "exp2", "log", "tanh", "logistic", "rsqrt", "sqrt", "erf", "sin", "cos")
 
 

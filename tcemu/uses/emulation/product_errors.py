@@ -37,12 +37,7 @@ from tcemu.operations.products.recipes import Recipe
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Scheme, exact_factors, exact_values, quantize
 from tcemu.uses.emulation.decisions import Choice, Decision, applied_recipe
 from tcemu.uses.emulation.function_choices import FunctionChoice
-from tcemu.uses.emulation.saved_results import (
-    computed_from_dict,
-    read_choice,
-    read_number,
-    save_result,
-)
+from tcemu.uses.emulation.saved_results import computed_from_dict, read_choice, read_number, save_result
 from tcemu.uses.emulation.survey import Function, Product
 from tcemu.uses.explanation.explain import explain
 from tcemu.uses.explanation.explanation_results import Explanation

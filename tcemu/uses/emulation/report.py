@@ -17,12 +17,7 @@ from tcemu.operations.products.recipe_facts import RECIPE_COLUMNS, make_provenan
 from tcemu.operations.products.recipe_kinds import AnyRecipe
 from tcemu.operations.products.recipes import Recipe
 from tcemu.uses.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text, unused_rule_warnings
-from tcemu.uses.emulation.saved_results import (
-    computed_from_dict,
-    read_choice,
-    read_number,
-    save_result,
-)
+from tcemu.uses.emulation.saved_results import computed_from_dict, read_choice, read_number, save_result
 from tcemu.uses.emulation.survey import Function, Product
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
-from chex import PRNGKey
 from jax import Array, lax
+from jax import Array as PRNGKey
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
@@ -25,6 +25,7 @@ from jax.extend.source_info_util import current_name_stack, user_context
 from jax.sharding import PartitionSpec
 
 from tcemu.base.jax_internals import ZeroCotangent, jvp_rule, replace_jvp_rule, replace_vjp_rules, split_scan_operands, vjp_rules
+from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.uses.emulation.decisions import Policy, decide
 from tcemu.uses.emulation.function_choices import FunctionDecision, FunctionPolicy, compute_function, decide_function
 from tcemu.uses.emulation.function_patterns import FunctionMatch, function_paths, skipped_equations
@@ -33,6 +34,7 @@ from tcemu.uses.emulation.primitives import (
     CUSTOM_DERIVATIVES,
     OPAQUE,
     PRODUCT_PRIMITIVES,
+    DotGeneralLike,
     callee_name,
     equation_name,
     equation_path,
@@ -115,6 +117,7 @@ class Rewriter:
     convolutions: bool
     survey: Survey  # survey of the same program
     cache: ProgramCache = field(default_factory=WeakKeyDictionary)  # rewritten programs
+    products: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # functions that are traced once, by choice and equation
     entries: list[Entry] = field(default_factory=list)  # one for each product met, in the order of the program
     after_product: Callable[[], None] | None = None  # function that is called after each replaced product or function
     functions: FunctionPolicy = None  # policy for functions
@@ -202,9 +205,7 @@ class Rewriter:
         if decision.dot_general is None:
             result = equation.primitive.bind(*values, **equation.params)
         else:
-            result = _convert_result(
-                product, PRODUCT_PRIMITIVES[product.primitive].compute(decision.dot_general, values, dict(equation.params))
-            )
+            result = _convert_result(product, self._compute_product(equation, decision.dot_general, values))
         if self.after_product is not None:
             self.after_product()
         if scope.saved_products is None:
@@ -212,6 +213,21 @@ class Rewriter:
         label = f"tcemu: {product.name}"
         scope.saved_products[label] = ([v.aval for v in equation.invars], equation.primitive, equation.params)
         return checkpoint_name(result, label)
+
+    def _compute_product(self, equation: JaxprEqn, dot_general: DotGeneralLike, values: Sequence[Any]) -> Any:
+        """Compute a product by a choice. What a recipe computes is traced once for equal operands, as a model's layers have them."""
+        primitive, params = equation.primitive, equation.params
+        compute: Callable[..., Any] = lambda *operands: PRODUCT_PRIMITIVES[primitive.name].compute(dot_general, operands, dict(params))
+        # another choice may be any function, and a key or a traced recipe belongs to one product
+        is_fixed = (
+            isinstance(dot_general, DotGeneral)
+            and dot_general.key is None
+            and not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(dot_general.recipe))
+        )
+        if is_fixed and all(isinstance(v, Array) for v in values) and any(isinstance(v, Tracer) for v in values):
+            with suppress(TypeError):  # a recipe with an array does not hash
+                compute = self.products.setdefault((dot_general, primitive, tuple(params.items())), jax.jit(compute, inline=True))
+        return compute(*values)
 
     def rewrite(self, jaxpr: ClosedJaxpr, scope: Scope) -> RewrittenProgram:
         """Rewrite a program. Its leading operands are the key, if it draws random bits, and the tracers that choices brought in."""

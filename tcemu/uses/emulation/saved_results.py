@@ -166,10 +166,7 @@ class Numbering:
 
 
 def save_result(
-    kind: str,
-    version: int,
-    table: Table,
-    entries: Iterable[tuple[Product | Function | None, Choice | FunctionChoice, dict[str, Any]]],
+    kind: str, version: int, table: Table, entries: Iterable[tuple[Product | Function | None, Choice | FunctionChoice, dict[str, Any]]]
 ) -> dict[str, Any]:
     """Return a result as plain values: the table, the different products or functions and choices, and an entry for each row.
 

@@ -16,16 +16,28 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import NotModelled, Unsupported
-from tcemu.operations.functional.torch_cuda import attention, embeddings, foreach, losses, norms, optimizers, rows, scans, softmax, sorting
+from tcemu.operations.functional.torch_cuda import (
+    attention,
+    batch_norms,
+    embeddings,
+    foreach,
+    losses,
+    norms,
+    optimizers,
+    rows,
+    scans,
+    softmax,
+    sorting,
+)
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
-from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy, fma_f32
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_numpy, fma_f32
 from tcemu.uses.replay import torch_patches, torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
@@ -65,11 +77,13 @@ class Answer(NamedTuple):
         results: One array for each result of aten; None for results that the operation does not give.
         kernel: The kernel or the order.
         evidence: Why these are the GPU's bits.
+        updates: New values of arguments to which the operator writes without saying so in its schema, by name.
     """
 
     results: tuple[np.ndarray | None, ...]
     kernel: str
     evidence: Evidence
+    updates: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -288,34 +302,13 @@ def _div(call: Call) -> Answer:
     return Answer((_round(call, _quiet(np.multiply, x, inverse), dtype),), "mul by the reciprocal", Evidence(MEASURED, text))
 
 
-ARRAY = object()  # stands for an array among the arguments of `_bind`
-
-
-@lru_cache(maxsize=1024)
-def _bind(fn: Callable[..., Any], arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """Return a function of the arrays among its arguments; equal ones are one object."""
-
-    def run(*arrays: Any) -> Any:
-        given = iter(arrays)
-        return fn(*[next(given) if argument is ARRAY else argument for argument in arguments], **dict(options))
-
-    return run
-
-
-def _evaluate(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Compute a function of JAX by NumPy. Arguments that are no arrays are static."""
-    arrays = [np.ascontiguousarray(x) for x in arguments if isinstance(x, np.ndarray)]
-    fixed = tuple(ARRAY if isinstance(x, np.ndarray) else x for x in arguments)
-    return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)
-
-
 def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: Any, **options: Any) -> Any:
     """Compute a function of rows [..., N], each of which it treats alike, some rows at a time, so that they stay in the cache."""
     shape = rows_[0].shape
     flat = [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in rows_]
     count = len(flat[0])
     step = max(CHUNK // max(shape[-1], 1) // ROWS_ALIKE, 1) * ROWS_ALIKE
-    parts = [_evaluate(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
+    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
     join = lambda *x: np.concatenate(x).reshape(*shape[:-1], x[0].shape[-1])
     return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
 
@@ -330,14 +323,14 @@ def _formula(name: str, dtype: np.dtype, *operands: Any, **options: Any) -> np.n
     given = [next(flat) if isinstance(x, np.ndarray) else float(x) for x in operands]
     for start in range(0, count, CHUNK):
         part = slice(start, start + CHUNK)
-        found[part] = _evaluate(elementwise, name, *(x[part] if isinstance(x, np.ndarray) else x for x in given), **options)
+        found[part] = call_by_numpy(elementwise, name, *(x[part] if isinstance(x, np.ndarray) else x for x in given), **options)
     return found.reshape(shape)
 
 
 @lru_cache(maxsize=64)
 def _table(name: str, dtype: np.dtype, options: tuple[tuple[str, Any], ...]) -> np.ndarray:
     """Return a function's values for all codes of a 16-bit dtype."""
-    return _evaluate(elementwise, name, np.arange(1 << 16, dtype=np.uint16).view(dtype), **dict(options))
+    return call_by_numpy(elementwise, name, np.arange(1 << 16, dtype=np.uint16).view(dtype), **dict(options))
 
 
 def _function(names: str, formula: str = "", evidence: Evidence = ALL_CODES) -> Callable[[Call], Answer]:
@@ -465,7 +458,7 @@ def _reduced(call: Call, kernel: str, reduce: Callable[..., Any], *first: Any, h
     axes = _axes(call, x)
     places = tuple(place for place, axis in enumerate(order) if axis in axes)
     options |= {"dtype": np.float32 if call.dtype == F32 else None} if has_dtype else {}
-    found = _evaluate(reduce, *first, x.transpose(order), places, gpu=call.gpu, **options)
+    found = call_by_numpy(reduce, *first, x.transpose(order), places, gpu=call.gpu, **options)
     kept = [axis for axis in order if axis not in axes]
     found = found.transpose(np.argsort(kept)) if kept else found
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
@@ -498,7 +491,7 @@ def _foreach_norm(call: Call) -> Answer:
     if None in orders:
         raise NotModelled("_foreach_norm: a tensor has gaps in memory; dense ones have a rule (replay/aten_operations.py)")
     flat = [x.transpose(order).reshape(-1) for x, order in zip(call["self"], orders, strict=True)]
-    found = _evaluate(_norms_of_order, float(call["ord"]), *flat)
+    found = call_by_numpy(_norms_of_order, float(call["ord"]), *flat)
     return Answer(tuple(found), f"ForeachReduceOp.cu, for each of {len(found)} tensors", CENSUS)
 
 
@@ -535,7 +528,7 @@ def _softmax(log: bool) -> Callable[[Call], Answer]:
         found = (
             _evaluate_rows(softmax.softmax, (x,), -1, log=log, dtype=wide)
             if x.ndim and call["dim"] % x.ndim == x.ndim - 1
-            else _evaluate(softmax.softmax, x, call["dim"], log=log, dtype=wide)
+            else call_by_numpy(softmax.softmax, x, call["dim"], log=log, dtype=wide)
         )
         return Answer(
             (found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS
@@ -551,7 +544,7 @@ def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
         found = (
             _evaluate_rows(softmax.softmax_backward, (grad, y), -1, log=log, dtype=narrow)
             if y.ndim and call["dim"] % y.ndim == y.ndim - 1
-            else _evaluate(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
+            else call_by_numpy(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
         )
         return Answer((found,), f"gradient of {'log_' * log}softmax, {y.shape[call['dim']]} elements", LENGTHS)
 
@@ -573,7 +566,7 @@ def _layer_norm(call: Call) -> Answer:
 def _layer_norm_backward(call: Call) -> Answer:
     _norm_axes(call)
     operands = tuple(call[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
-    found = _evaluate(norms.layer_norm_backward, *operands, gpu=call.gpu)
+    found = call_by_numpy(norms.layer_norm_backward, *operands, gpu=call.gpu)
     kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
     return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
 
@@ -588,9 +581,39 @@ def _rms_norm(call: Call) -> Answer:
 def _rms_norm_backward(call: Call) -> Answer:
     _norm_axes(call)
     operands = tuple(call[name] for name in ("grad_out", "input", "rstd", "weight"))
-    found = _evaluate(norms.rms_norm_backward, *operands, gpu=call.gpu)
+    found = call_by_numpy(norms.rms_norm_backward, *operands, gpu=call.gpu)
     kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
     return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
+
+
+def _check_batch_norm(call: Call, x: np.ndarray) -> None:
+    """Raise NotModelled where cuDNN computes batch norm, or operands lie otherwise in memory than the shape says."""
+    if x.dtype == F32 and x.ndim > 2 and call["weight"] is not None:
+        raise NotModelled(
+            f"{call.name}: cuDNN computes float32 operands with axes behind the channels, in an order that is not known; bfloat16 and "
+            "float16 have a rule (torch_cuda/batch_norms.py)"
+        )
+    _contiguous(call, x)
+
+
+def _batch_norm(call: Call) -> Answer:
+    x = call["input"]
+    _check_batch_norm(call, x)
+    names = ("weight", "bias", "running_mean", "running_var")
+    options = (bool(call["training"]), float(call["momentum"]), float(call["eps"]))
+    *found, mean, variance = call_by_numpy(batch_norms.batch_norm, x, *(call[name] for name in names), *options)
+    updates = {"running_mean": mean, "running_var": variance} if call["training"] and mean is not None else {}
+    return Answer(tuple(found), f"Normalization.cuh, {x.shape[1]} channels", CENSUS, updates)
+
+
+def _batch_norm_backward(call: Call) -> Answer:
+    _requires(call, train=True)
+    names = ("grad_out", "input", "weight", "save_mean", "save_invstd")
+    operands = [call[name] if call[name] is None else np.ascontiguousarray(call[name]) for name in names]
+    _check_batch_norm(call, operands[1])
+    found = call_by_numpy(batch_norms.batch_norm_backward, *operands)
+    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+    return Answer(kept, f"Normalization.cuh, gradients of {operands[1].shape[1]} channels", CENSUS)
 
 
 # ---- losses, embeddings and cumulative sums
@@ -600,33 +623,44 @@ REDUCTIONS = ("none", "mean", "sum")  # by aten's number
 
 def _check_targets(call: Call) -> None:
     """Raise NotModelled for one row without a batch, which has a kernel of its own, and Unsupported for targets that no class has."""
-    x, target = call["self"], call["target"]
+    x, labels = call["self"], call["target"]
     if x.ndim != 2:
         raise NotModelled(f"{call.name}: got operands {list(x.shape)}; known are rows [N, classes] (torch_cuda/losses.py)")
-    wrong = (target != call["ignore_index"]) & ((target < 0) | (target >= x.shape[1]))
+    wrong = (labels != call["ignore_index"]) & ((labels < 0) | (labels >= x.shape[1]))
     if wrong.any():
-        raise Unsupported(f"{call.name}: the target {target[wrong][0]} is none of {x.shape[1]} classes: the GPU stops with an assertion")
+        raise Unsupported(f"{call.name}: the target {labels[wrong][0]} is none of {x.shape[1]} classes: the GPU stops with an assertion")
 
 
 def _nll_loss(call: Call) -> Answer:
     _check_targets(call)
     how = REDUCTIONS[call["reduction"]]
-    found = _evaluate(losses.nll_loss, call["self"], call["target"], call["weight"], how, call["ignore_index"])
+    found = call_by_numpy(losses.nll_loss, call["self"], call["target"], call["weight"], how, call["ignore_index"])
     return Answer(found, f"Loss.cu, {call['self'].shape[0]} rows", LENGTHS)
 
 
 def _nll_loss_backward(call: Call) -> Answer:
     _check_targets(call)
     operands = tuple(call[name] for name in ("grad_output", "self", "target", "total_weight", "weight"))
-    found = _evaluate(losses.nll_loss_backward, *operands, REDUCTIONS[call["reduction"]], call["ignore_index"])
+    found = call_by_numpy(losses.nll_loss_backward, *operands, REDUCTIONS[call["reduction"]], call["ignore_index"])
     return Answer((found,), "Loss.cu, gradient", LENGTHS)
+
+
+def _mse_loss(call: Call) -> Answer:
+    x, target = (np.ascontiguousarray(call[name]) for name in ("self", "target"))
+    found = call_by_numpy(losses.mse_loss, x, target, REDUCTIONS[call["reduction"]], gpu=call.gpu)
+    return Answer((found,), f"squares in {x.dtype}, and Reduce.cuh, {x.size} terms", LENGTHS)
+
+
+def _mse_loss_backward(call: Call) -> Answer:
+    operands = [np.ascontiguousarray(call[name]) for name in ("grad_output", "self", "target")]
+    return Answer((call_by_numpy(losses.mse_loss_backward, *operands, REDUCTIONS[call["reduction"]]),), "mse_loss_backward", CENSUS)
 
 
 def _embedding_backward(call: Call) -> Answer:
     _requires(call, scale_grad_by_freq=False)
     grad, indices = call["grad_output"], call["indices"]
     grad = np.ascontiguousarray(grad).reshape(-1, grad.shape[-1])
-    found = _evaluate(embeddings.embedding_backward, grad, indices.reshape(-1), int(call["num_weights"]), int(call["padding_idx"]))
+    found = call_by_numpy(embeddings.embedding_backward, grad, indices.reshape(-1), int(call["num_weights"]), int(call["padding_idx"]))
     return Answer((found,), f"Embedding.cu, {indices.size} indices", LENGTHS)
 
 
@@ -638,7 +672,7 @@ def _cumsum(call: Call) -> Answer:
         raise NotModelled(f"cumsum: got {x.dtype} to {call.dtype}; known are results of the operand's dtype (torch_cuda/scans.py)")
     if not x.ndim:
         return Answer((x.copy(),), "the element itself", IEEE)
-    return Answer((_evaluate(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
+    return Answer((call_by_numpy(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
 # ---- sorting
@@ -661,7 +695,7 @@ def _sort(call: Call) -> Answer:
         raise NotModelled("sort: a stable sort has no rule here; PyTorch on this CPU gives its bits (replay/aten_operations.py)")
     if alone := _alone(call):
         return alone
-    found = _evaluate(sorting.sort, call["self"], call["dim"], bool(call["descending"]))
+    found = call_by_numpy(sorting.sort, call["self"], call["dim"], bool(call["descending"]))
     return _indexed(call, found, f"Sort.cu, {call['self'].shape[call['dim']]} elements")
 
 
@@ -669,7 +703,7 @@ def _topk(call: Call) -> Answer:
     _requires(call, sorted=True)
     if call["k"] and (alone := _alone(call)):
         return alone
-    found = _evaluate(sorting.topk, call["self"], call["k"], call["dim"], bool(call["largest"]))
+    found = call_by_numpy(sorting.topk, call["self"], call["k"], call["dim"], bool(call["largest"]))
     return _indexed(call, found, f"TensorTopK.cu, {call['k']} of {call['self'].shape[call['dim']]}")
 
 
@@ -691,7 +725,7 @@ def _fused_adam(call: Call, decoupled: bool) -> Answer:
     params, states = call["self"], [call[name] for name in ("exp_avgs", "exp_avg_sqs")]
     largest = call["max_exp_avg_sqs"] if call["amsgrad"] else [None] * len(params)
     rows_ = [
-        _evaluate(_adam_step, *operands, int(step), **options)
+        call_by_numpy(_adam_step, *operands, int(step), **options)
         for *operands, step in zip(params, call["grads"], *states, largest, call["state_steps"], strict=True)
     ]
     columns = [[row[i] for row in rows_] for i in range(4)]
@@ -733,9 +767,9 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    array = lambda x: jnp.asarray(np.ascontiguousarray(x))
+    array = np.ascontiguousarray
     found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
-    status = MEASURED if choice.source == torch_products.MEASURED else BY_RULE
+    status = BY_RULE if choice.source == torch_products.RULE else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
 
 
@@ -861,6 +895,12 @@ OPERATIONS: dict[str, Operation] = {
     "nll_loss_forward": Operation("self, target, weight, reduction, ignore_index", _nll_loss),
     "nll_loss_backward": Operation(
         "grad_output, self, target, weight, reduction, ignore_index, total_weight", _nll_loss_backward
+    ),
+    "mse_loss": Operation("self, target, reduction=1", _mse_loss),
+    "mse_loss_backward": Operation("grad_output, self, target, reduction", _mse_loss_backward),
+    "native_batch_norm": Operation("input, weight, bias, running_mean, running_var, training, momentum, eps", _batch_norm),
+    "native_batch_norm_backward": Operation(
+        "grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask", _batch_norm_backward
     ),
     "embedding_dense_backward": Operation(
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward

@@ -477,11 +477,11 @@ class Attribution(Result):
     def _title(self) -> str:
         m, n, k = self.shape
         said = ", ".join(f"{name.replace('_', ' ')} {low:.5g} to {high:.5g}" for name, (low, high) in self.reported.items())
-        return f"{m} x {n} x {k}, {self.operands} to {self.out}, {self.conditions['law']}: reported {said or 'nothing'}"
+        return f"{m} x {n} x {k}, {self.operands} to {self.out}, {self.conditions['law']}: reported {said}"
 
     def __str__(self) -> str:
         shown = [*self.consistent[:SHOWN], *[pair for pair in self.pairs if not pair.consistent][:SHOWN_INCONSISTENT]]
-        statistics = [name for name in STATISTICS if name in self.reported or name == "differing" or not self.reported]
+        statistics = [name for name in STATISTICS if name in self.reported or name == "differing"]
         if "largest" not in statistics and "largest_relative" not in statistics:
             statistics.append("largest")
         cell = lambda e: f"{e.value:.4g} ({e.low:.4g} to {e.high:.4g})"
@@ -588,7 +588,7 @@ def attribute(
             "uniform(LOW, HIGH)", or a function of a NumPy generator and a shape.
         gpus: Names of GPUs or targets; one name alone is a text.
         slices: Numbers of slices of K.
-        recipes: More sides by name, which are compared with all references.
+        recipes: More sides by name, recipes or kernel recipes, which are compared with all references.
         draws: Number of draws, of at most 48 x 48 outputs each.
         slack: Relative error that is granted to reported numbers, for what the law, the versions and the seed leave open.
         seed: Seed of the operands.
@@ -597,7 +597,7 @@ def attribute(
         The pairs, ranked, with their intervals.
 
     Raises:
-        ValueError: An argument is invalid.
+        ValueError: An argument is invalid, or no number was reported.
         NotModelled: No GPU has a unit for the format.
         Unsupported: A GPU is unknown.
     """
@@ -614,10 +614,16 @@ def attribute(
     ranges = {name: reported_range(name, value) for name, value in given.items() if value is not None}
     if ranges.get("differing", (0, 0))[0] > 1:
         raise ValueError(f"differing={differing!r}: expected a share from 0 to 1, as 0.0038 for 0.38 %")
+    if not ranges:
+        raise ValueError(
+            f"{', '.join(given)}: none is given, so no pair can be told from another; expected at least one reported number, as "
+            "differing=0.0038 for 0.38 %; differing=(0, 1) shows what every pair gives"
+        )
+    own = _given_sides(recipes)
     report = _Report(ranges, (m, n), slack, atol, rtol, relative_above)
     gpus = (gpus,) if isinstance(gpus, str) else tuple(gpus)
     sides = [*list_sides(operands, result, (m, n, k), gpus, slices)]
-    sides += [Side(name, "given", _any_shape(recipe)) for name, recipe in (recipes or {}).items()]
+    sides += own
     draw, size = parse_law(law), (min(m, MAX_ROWS), min(n, MAX_ROWS))
     outputs = np.empty((len(sides), draws, *size))
     for number in range(draws):
@@ -644,8 +650,12 @@ def _choose_format(name: str, value: str | Format, expected: tuple[Format, ...])
     return found
 
 
-def _any_shape(recipe: KernelRecipe | Recipe) -> KernelRecipe | Recipe:
-    return recipe.without_shape() if isinstance(recipe, KernelRecipe) else recipe
+def _given_sides(recipes: Any) -> list[Side]:
+    """Return the sides of the argument `recipes`. Raises ValueError unless it maps names to recipes."""
+    given = {} if recipes is None else recipes
+    if not isinstance(given, Mapping) or not all(isinstance(recipe, Recipe | KernelRecipe) for recipe in given.values()):
+        raise ValueError(f"recipes={recipes!r}: expected a mapping from names to Recipe or KernelRecipe values, as {{'mine': recipe}}")
+    return [Side(name, "given", x.without_shape() if isinstance(x, KernelRecipe) else x) for name, x in given.items()]
 
 
 def _compared(sides: Sequence[Side]) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
 
-`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, or from rules. Rules: nvjet's thresholds
-(`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel that cuBLASLt
-proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
+`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels of the layers of usual models that were
+recorded on an H200 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), or from rules. Rules: nvjet's
+thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel
+that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
 `benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and says what a recording would teach.
 
 Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,
@@ -36,7 +37,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
     tensor_core,
 )
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
-from tcemu.operations.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
+from tcemu.operations.products.library.kernel_matmul import Floats, KernelOperands, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.uses.replay.kernel_choices import STAGE_TILES
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
@@ -44,6 +45,9 @@ from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet
 
 RULES_FILE = Path(__file__).parent / "torch_product_rules.json.xz"
 RULES_KIND, RULES_VERSION = "tcemu torch product rules", 1
+LAUNCHES_FILE = Path(__file__).parent / "torch_product_launches.json.xz"
+LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch product launches", 1
+LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "products")
 RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
@@ -108,6 +112,22 @@ def product_rules() -> ProductRules:
     data = check_saved("rules", decompress_json(RULES_FILE.read_bytes()), RULES_KIND, RULES_VERSION, RULES_FIELDS)
     forms = {name: FormTree(*tree) for name, tree in data["forms"].items()}
     return ProductRules(data["gpu"], data["sm_count"], forms, {name: RuleCount(*count) for name, count in data["counts"].items()})
+
+
+class RecordedLaunches(NamedTuple):
+    """The contents of `torch_product_launches.json.xz`: the kernels of each product."""
+
+    gpu: str
+    launches: dict[TorchProduct, tuple[Launch, ...]]
+
+
+@lru_cache(maxsize=1)
+def recorded_launches() -> RecordedLaunches:
+    """Read the recorded launches of this package."""
+    data = check_saved("launches", decompress_json(LAUNCHES_FILE.read_bytes()), LAUNCHES_KIND, LAUNCHES_VERSION, LAUNCHES_FIELDS)
+    names = data["kernels"]
+    read = lambda kernel: Launch(names[kernel[0]], *(tuple(size) for size in kernel[1:]))  # a memset has no grid
+    return RecordedLaunches(data["gpu"], {TorchProduct(*product): tuple(map(read, kernels)) for *product, kernels in data["products"]})
 
 
 def form_name(call: TorchProduct) -> str:
@@ -221,9 +241,9 @@ def choose_kernel(
     if launches is not None:
         found = order_of_kernels(launches, call)
         return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, found.evidence)
-    measured = measured_choice(call, gpu)
-    if measured is not None:
-        return measured
+    known = measured_choice(call, gpu) or recorded_choice(call, gpu)
+    if known is not None:
+        return known
     ruled = nvjet_choice(call, gpu) or tree_choice(call, gpu)
     teach = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
     if ruled is None:
@@ -246,6 +266,16 @@ def measured_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
         return None
     recipe = profile.kernel_recipe(shape)
     return ProductChoice(call, recipe, False, "as measured", MEASURED, recipe.conditions.evidence)
+
+
+def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a product whose kernels were recorded; None for others. Raises NotModelled where their order is not known."""
+    recorded = recorded_launches()
+    if call not in recorded.launches:
+        return None
+    found = order_of_kernels(recorded.launches[call], call)
+    evidence = f"its kernels on an {recorded.gpu}{'' if gpu in recorded.gpu else f', assumed for an {gpu}'}; {found.evidence}"
+    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
 
 
 def is_aligned(call: TorchProduct) -> bool:
@@ -359,11 +389,11 @@ def matmul(
     """Compute a product as PyTorch computes it on a GPU, to the last bit: `mm`, `linear`, `addmm`, `bmm`, `baddbmm`.
 
     Args:
-        a: Logical [..., M, K].
+        a: Logical [..., M, K]; bfloat16, float16 or float32. Kernels for float64 were not observed, and nothing is cast.
         b: Logical [K, N], of the same dtype: the leading axes of A are then rows; or [..., K, N], a batch.
         transposed_a: A lies in memory as [..., K, M], as in a weight gradient `g.t() @ x`.
         transposed_b: B lies in memory as [..., N, K], as the weight of `torch.nn.Linear` does.
-        bias: [N] of a linear layer or `addmm`, or [..., M, N] of `addmm` and `baddbmm`, to which other vectors are expanded.
+        bias: [N] of a linear layer or `addmm`, or an addend of `addmm` and `baddbmm`, which is expanded to [..., M, N].
         gpu: As in `choose_kernel`.
         library: As in `choose_kernel`.
         launches: As in `choose_kernel`.
@@ -377,25 +407,28 @@ def matmul(
         ValueError: The shapes or dtypes do not fit.
     """
     left, right, addend = jnp.asarray(a), jnp.asarray(b), None if bias is None else jnp.asarray(bias)
-    dtypes = {x.dtype for x in (left, right, addend) if x is not None}
+    # as they were given: JAX makes float32 of NumPy's float64
+    given = ((a, left), (b, right), (bias, addend))
+    dtypes = {str(getattr(x, "dtype", array.dtype)) for x, array in given if array is not None}
     if len(dtypes) > 1:
-        raise ValueError(f"dtypes {', '.join(map(str, dtypes))}: expected one")
+        raise ValueError(f"dtypes {', '.join(sorted(dtypes))}: expected one")
     shape = None if addend is None else addend.shape
-    call = torch_product(left.shape, right.shape, left.dtype, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
+    call = torch_product(left.shape, right.shape, *dtypes, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
     return multiply_as_chosen(choice, left, right, addend)
 
 
-def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | None = None) -> Array:
-    """Compute the product of a choice. The arrays are those of `matmul`."""
+def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Array:
+    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which nothing is compiled by itself."""
     outputs = (*a.shape[:-1], b.shape[-1])
+    if choice.product.addend == "outputs" and bias is not None:
+        fits = bias.ndim <= len(outputs) and all(n in (1, size) for n, size in zip(bias.shape[::-1], outputs[::-1], strict=False))
+        if not fits:
+            raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
+        bias = jnp.broadcast_to(bias, outputs)
     if b.ndim == 2:
         a = a.reshape(-1, a.shape[-1])
         bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
-    if choice.product.addend == "outputs" and bias is not None and bias.ndim == 1:
-        if bias.shape[0] not in (1, outputs[-1]):
-            raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
-        bias = jnp.broadcast_to(bias, (*a.shape[:-1], outputs[-1]))
     recipe = choice.recipe
     if choice.addend_first and bias is not None:
         a, b, recipe = _with_addend_slice(choice, a, b, bias)
@@ -405,7 +438,7 @@ def multiply_as_chosen(choice: ProductChoice, a: Array, b: Array, bias: Array | 
     return matmul_with_kernel(recipe, KernelOperands(a, b, bias, None, None), a.dtype).reshape(outputs)
 
 
-def _with_addend_slice(choice: ProductChoice, a: Array, b: Array, bias: Array) -> tuple[Array, Array, KernelRecipe]:
+def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Array, Array, KernelRecipe]:
     """Return operands with a slice before the first whose sum is the bias: ones in A, the bias and zeros in B."""
     if choice.product.addend != "columns":
         raise NotModelled(f"{choice.product}: an addend [M, N] that is added before the first slice is not computed here")

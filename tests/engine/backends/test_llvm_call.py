@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from support.compiling import without_kept_programs
 from support.sampling import sample_cases
 
 import tcemu
@@ -403,7 +404,8 @@ def test_programs_of_another_process_run_and_nothing_is_compiled(kept):
     kernels = [row_kernel(13), row_kernel(19)]
     programs = [jax.jit(lambda v, kernel=kernel: call_rows(kernel, v) * 3).lower(x) for kernel in kernels]
     facts = [expected(factor, x) * np.uint32(3) for factor in (13, 19)]
-    stored_code.store_program(kept.parent / "stored", stored_code.program_entry("rows"), programs[0].compile(), facts)
+    with without_kept_programs():
+        stored_code.store_program(kept.parent / "stored", stored_code.program_entry("rows"), programs[0].compile(), facts)
     for hits in (0, 1):
         assert run_process(STORED, kept, (x, str(kept.parent / "stored"), kernels[1])) == f"[True, True] {hits}\n"
 

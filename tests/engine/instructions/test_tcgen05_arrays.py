@@ -11,6 +11,7 @@ from support.tcgen05_operands import D_PLACES, RNG, codes, descriptor, k_major, 
 
 import tcemu
 from tcemu.engine.instructions import tcgen05
+from tcemu.engine.instructions.tcgen05_operands import element_operands, loses_bits, scale_accumulator
 from tcemu.engine.isa.tcgen05_descriptors import InstructionDescriptor, encode_instruction_descriptor
 from tcemu.engine.layouts.tcgen05_memory import encode_tcgen05_descriptor
 from tcemu.formats import F16, F32
@@ -313,7 +314,7 @@ def test_a_scaled_d_is_exact_or_rounded_toward_zero(fmt, dtype, wide):
     small = RNG.integers(0, 40 << fmt.mantissa_bits, 4096).astype(dtype) % np.array(fmt.infinity, dtype)
     found_open = 0
     for codes_of_d, by in product((drawn, small | np.array(1 << fmt.bits - 1, dtype)), (1, 3, 15)):
-        got = np.asarray(tcgen05.scale_accumulator(fmt, jnp.asarray(codes_of_d), by))
+        got = np.asarray(scale_accumulator(fmt, jnp.asarray(codes_of_d), by))
         finite = (codes_of_d & fmt.nan) < fmt.infinity
         assert (got[~finite] == codes_of_d[~finite]).all()
         values = codes_of_d[finite].view(f"f{fmt.bits // 8}").astype(wide)
@@ -323,7 +324,7 @@ def test_a_scaled_d_is_exact_or_rounded_toward_zero(fmt, dtype, wide):
         assert (got[finite].view(f"f{fmt.bits // 8}").astype(wide) == expected).all()
         assert (got[finite] >> fmt.bits - 1 == codes_of_d[finite] >> fmt.bits - 1).all()
         is_open = (exact != 0) & (np.abs(exact) < wide(2.0) ** fmt.min_exponent)
-        assert (np.asarray(tcgen05.loses_bits(fmt, jnp.asarray(codes_of_d), by))[finite] == is_open).all()
+        assert (np.asarray(loses_bits(fmt, jnp.asarray(codes_of_d), by))[finite] == is_open).all()
         found_open += int(is_open.sum())
     assert found_open > 2000
 
@@ -341,7 +342,7 @@ def test_the_operands_of_an_element_are_those_that_were_placed_and_explain_its_w
     op = tcemu.parse(spelling)
     a, b, c, (shared, tmem), (a_desc, b_desc) = place(op, 40)
     for row, column in ((0, 0), (op.m // 2 + 3, op.n // 2 + 1), (op.m - 1, op.n - 1)):
-        found = tcgen05.element_operands(InstructionDescriptor(op), row, column, shared, tmem, d=40, a_desc=a_desc, b_desc=b_desc)
+        found = element_operands(InstructionDescriptor(op), row, column, shared, tmem, d=40, a_desc=a_desc, b_desc=b_desc)
         assert (found["a_row"] == a[row]).all()
         assert (found["b_col"] == b[column]).all()
         assert int(found["c"]) == int(c[row, column])
@@ -350,4 +351,4 @@ def test_the_operands_of_an_element_are_those_that_were_placed_and_explain_its_w
         )
         assert tcemu.explain(op, **found, codes=True, target=B200).result == int(np.asarray(want)[0, 0]) & (1 << op.d.bits) - 1
     with pytest.raises(ValueError, match=f"D of .* has {op.m} rows"):
-        tcgen05.element_operands(InstructionDescriptor(op), op.m, 0, shared, tmem, d=40, a_desc=a_desc, b_desc=b_desc)
+        element_operands(InstructionDescriptor(op), op.m, 0, shared, tmem, d=40, a_desc=a_desc, b_desc=b_desc)

@@ -8,6 +8,7 @@ import pytest
 from support.sampling import sample_cases
 
 from tcemu import ptx
+from tcemu.kernels.ptx.linker.constant_divisions import fold_constant_divisions
 from tcemu.kernels.ptx.linker.contraction import fuse_products
 
 HEAD = """
@@ -130,3 +131,46 @@ def test_compare_takes_the_option():
         assert all(np.array_equal(outputs[1], expected) for outputs in compared.outputs)
         words.append(expected[0])
     assert words[0] != words[1]
+
+
+DIVISORS = {  # (qualifiers, divisor): factor of the dividend and of the product, as nvdisasm prints them of ptxas 12.9's code for sm_90a
+    ("full", "42140000"): (None, "0.027027027681469917297"), ("approx", "42140000"): (None, "0.027027027681469917297"),
+    ("full.ftz", "C2140000"): (None, "-0.027027027681469917297"), ("full", "3F000000"): (None, "2"),
+    ("full", "7E800000"): (None, "1.175494350822287508e-38"), ("full", "7E800001"): ("0.25", "4.7019768427697643019e-38"),
+    ("full", "7F000000"): ("0.25", "2.3509887016445750159e-38"), ("approx", "7F000000"): (None, "0"),
+    ("full.ftz", "7F7FFFFF"): ("0.25", "1.1754944909521339405e-38"), ("full", "7F800000"): ("0.25", "0"),
+    ("full", "00800000"): (None, "8.50705917302346158658e+37"), ("full", "00200001"): ("16777216", "2.02823999322451135069e+31"),
+    ("approx", "00000001"): ("16777216", "4.25352958651173079329e+37"), ("full.ftz", "00200001"): (None, "inf"),
+    ("approx", "80000000"): ("16777216", "-inf"), ("full.ftz", "80000000"): (None, "-inf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DIVISORS, ids=".".join)
+def test_a_division_by_a_constant_is_a_product(case):
+    qualifiers, divisor = case
+    scaled, factor = DIVISORS[case]
+    text = HEAD + f"mov.f32 %f6, 0f{divisor}; mov.f32 %f7, %f6; div.{qualifiers}.f32 %f8, %f0, %f7; ret; }}"
+    made = fold_constant_divisions(ptx.parse(text)).functions["k"].statements
+    products = [statement for statement in made if statement.name == "mul"]
+    numbers = [np.uint32(statement.operands[2].bits).view(np.float32) for statement in products]
+    assert numbers == [np.float32(number) for number in (scaled, factor) if number is not None]
+    assert not any(statement.name == "div" for statement in made)
+    assert all(("ftz" in statement.qualifiers) == ("ftz" in qualifiers) for statement in products)
+
+
+def test_divisions_by_variables_and_nan_stay():
+    for text in (
+        "div.full.f32 %f8, %f0, %f1;",
+        "mov.f32 %f6, 0f42140000; @%p0 mov.f32 %f6, 0f3F800000; div.full.f32 %f8, %f0, %f6;",
+        "div.full.f32 %f8, %f0, 0f7FC00000;",
+        "div.rn.f32 %f8, %f0, 0f42140000;",
+    ):
+        module = ptx.parse(HEAD + text + " ret; }")
+        assert fold_constant_divisions(module).functions["k"].statements == module.functions["k"].statements
+
+
+def test_a_division_by_a_constant_rounds_the_reciprocal_and_the_product():
+    text = HEAD + "L: div.full.f32 %f8, %f0, 0f42140000; st.global.f32 [%a1], %f8; ret; }"
+    x = np.float32([1.1, 1.3, 1.43, 1])
+    found = ptx.run(text, grid=1, block=1, args=[x, np.zeros(1, np.float32)], target="H100")[1]
+    assert found[0] == x[0] * (np.float32(1) / np.float32(37))

@@ -10,7 +10,7 @@ from support.ptx_opcodes import opcodes
 from support.ptx_scalars import draw, operation, run_operations
 
 from tcemu.base.errors import Unsupported
-from tcemu.kernels.ptx.linker.host_programs import trace_host_program
+from tcemu.base.numpy_programs import trace_elementwise
 from tcemu.kernels.ptx.scalar.scalar_table import INTEGER_ROWS
 from tcemu.kernels.ptx.text.ptx_types import storage_dtype
 
@@ -26,7 +26,7 @@ INTEGERS = {
 
 
 def _runs_on_host(each):
-    return trace_host_program(each.compute, [jax.ShapeDtypeStruct((), storage_dtype(kind)) for kind in each.sources]) is not None
+    return trace_elementwise(each.compute, [jax.ShapeDtypeStruct((), storage_dtype(kind)) for kind in each.sources]) is not None
 
 
 def legal(opcode):

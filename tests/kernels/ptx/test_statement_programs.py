@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from ptx_kernels.manifest import KERNELS
+from support.compiling import without_kept_programs
 from support.sampling import sample_cases
 
 from tcemu import Unsupported, execution, ptx
@@ -12,8 +12,9 @@ from tcemu.base import stored_code
 from tcemu.base.stored_code import CACHE_VARIABLE
 from tcemu.engine.backends.llvm import xla_call
 from tcemu.kernels.ptx.instruction_interface import Operation
-from tcemu.kernels.ptx.linker import compiled_statements, linked_kernel
-from tcemu.kernels.ptx.linker.statement_programs import OPTIMISED, QUICK, SUBFOLDER, store_programs
+from tcemu.kernels.ptx.linker import compiled_statements, linked_kernel, statement_programs
+from tcemu.kernels.ptx.linker.statement_programs import BY_NUMPY, OPTIMISED, QUICK, SUBFOLDER, store_programs
+from tcemu.kernels.ptx.runtime import kernel_runner
 from tcemu.kernels.ptx.simt import faults
 
 TEXT = """
@@ -32,7 +33,7 @@ def run_scale(values=VALUES):
 
 
 def forget_programs():
-    for cache in (compiled_statements._operation_program, compiled_statements._compile_step):
+    for cache in (compiled_statements._operation_program, compiled_statements._compile_step, kernel_runner._link_once):
         cache.cache_clear()
 
 
@@ -40,12 +41,8 @@ def forget_programs():
 def nothing_cached(monkeypatch):
     """Without JAX's own cache of compiled programs, whose programs are not stored a second time, and without the user's."""
     monkeypatch.setenv(CACHE_VARIABLE, "off")
-    folder = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", folder)
-    compilation_cache.reset_cache()
+    with without_kept_programs():
+        yield
 
 
 @pytest.fixture
@@ -58,7 +55,13 @@ def compilations():
     return names
 
 
-def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_cached, monkeypatch):
+@pytest.fixture
+def without_numpy(monkeypatch):
+    """Every statement is compiled at once."""
+    monkeypatch.setattr(statement_programs.StatementProgram, "_interpret", lambda self: False)
+
+
+def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_cached, without_numpy, monkeypatch):
     """Its bits are the same, and its fault has its message though the statement was never traced."""
     forget_programs()
     with store_programs(tmp_path):
@@ -77,6 +80,26 @@ def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_
             file.write_bytes(file.read_bytes()[:100])
         assert np.array_equal(run_scale(), first) and len(compilations) > count
     assert np.array_equal(first, 5 * VALUES + 7)
+    forget_programs()
+
+
+def test_a_program_of_numpy_is_not_traced_again(tmp_path, compilations, nothing_cached, monkeypatch):
+    """Nothing is compiled, unless NumPy has taken as long as compiling does; then the words are the same."""
+    forget_programs()
+    traced, trace = [], compiled_statements._trace_step
+    monkeypatch.setattr(compiled_statements, "_trace_step", lambda *given: traced.append(1) or trace(*given))
+    with store_programs(tmp_path):
+        first = run_scale()
+        assert len(traced) == 2 and len(compilations) == 0  # ld and st
+        assert all(file.name.startswith(f"{BY_NUMPY}-") for file in tmp_path.iterdir())
+        forget_programs()
+        monkeypatch.setattr(faults, "_codes", {})
+        assert np.array_equal(run_scale(), first) and len(traced) == 2
+        with pytest.raises(ptx.OutOfBounds, match=r"4 bytes of global memory are out of bounds.*byte 64"):
+            run_scale(VALUES[:16])
+        forget_programs()
+        monkeypatch.setattr(statement_programs, "NUMPY_SECONDS", 0)
+        assert all(np.array_equal(run_scale(), first) for _ in range(2)) and len(compilations) == 2
     forget_programs()
 
 
@@ -111,11 +134,12 @@ def test_programs_are_dropped_with_those_of_jax():
     assert kept.currsize == kept.misses and np.array_equal(expected, 5 * VALUES + 7)
 
 
-def test_hot_programs_are_optimised(tmp_path, nothing_cached, monkeypatch):
+def test_hot_programs_are_optimised(tmp_path, nothing_cached, without_numpy, monkeypatch):
     expected = run_scale()
     forget_programs()
     monkeypatch.setattr(compiled_statements, "STEP_PATIENCE", 40)
     monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 3 * compiled_statements.HOST_OVERHEAD)
+    monkeypatch.setattr(compiled_statements, "HOST_CALL", 0)
     with store_programs(tmp_path):
         results = [run_scale() for _ in range(3)]
         names = [file.name for file in tmp_path.iterdir()]
@@ -128,7 +152,7 @@ def test_hot_programs_are_optimised(tmp_path, nothing_cached, monkeypatch):
 
 def test_parts_of_registers_are_told_apart_in_stored_programs(tmp_path, nothing_cached, monkeypatch):
     """A register may have the name of a selector; its program is none of another selector's."""
-    monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 0)
+    monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", -1)
     values = VALUES * np.uint32(0x01020304)
     text = TEXT.replace("mad.lo.u32 %r1, %r1, %r2, 7;", "mov.b32 NAME, %r1; vadd.u32.u32.u32 %r1, NAME.SELECTOR, %r1;")
     fields = {"b1": values >> 8 & 255, "h1": values >> 16}
@@ -141,8 +165,8 @@ def test_parts_of_registers_are_told_apart_in_stored_programs(tmp_path, nothing_
     forget_programs()
 
 
-def test_operations_of_integers_are_executed_by_numpy(compilations, nothing_cached):
-    """Nothing is compiled for them until they have done much work. Floating-point operations are compiled."""
+def test_operations_are_executed_by_numpy(compilations, nothing_cached):
+    """Nothing is compiled for them until they have done much work."""
     forget_programs()
     run_scale()
     count = len(compilations)
@@ -151,7 +175,7 @@ def test_operations_of_integers_are_executed_by_numpy(compilations, nothing_cach
     assert np.array_equal(shifted, np.full(32, 2**32 - 1, np.uint32)) and len(compilations) == count
     text = TEXT.replace("mad.lo.u32 %r1, %r1, %r2, 7;", "cvt.rn.f32.u32 %f0, %r1; add.rn.f32 %f0, %f0, %f0; mov.b32 %r1, %f0;")
     doubled = ptx.run(text.replace(".reg .b64", ".reg .f32 %f<1>; .reg .b64"), grid=1, block=32, args=[VALUES, 5], target="A100")[0]
-    assert np.array_equal(doubled.view(np.float32), 2 * VALUES.astype(np.float32)) and len(compilations) > count
+    assert np.array_equal(doubled.view(np.float32), 2 * VALUES.astype(np.float32)) and len(compilations) == count
     forget_programs()
 
 

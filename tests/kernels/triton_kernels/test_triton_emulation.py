@@ -12,8 +12,8 @@ from triton_kernels import kernels  # noqa: E402
 import tcemu  # noqa: E402
 import tcemu.triton  # noqa: E402
 from tcemu.kernels.triton.arguments import KernelValue  # noqa: E402
-from tcemu.kernels.triton.emulation import ArgumentMemory  # noqa: E402
 from tcemu.kernels.triton.exactness import bit_doubts  # noqa: E402
+from tcemu.kernels.triton.kernel_launches import ArgumentMemory  # noqa: E402
 from tcemu.ptx import OutOfBounds  # noqa: E402
 from tcemu.triton import as_tensor, emulated  # noqa: E402
 
@@ -122,7 +122,7 @@ def test_tensor_descriptors_of_the_kernel_wherever_its_scratch_memory_lies(monke
         return array_at(16 * len(scratch) % 256, shape)
 
     np_zeros, source = np.zeros, floats(16, 32, dtype=np.float16)
-    monkeypatch.setattr("tcemu.kernels.triton.emulation.np.zeros", zeros)
+    monkeypatch.setattr("tcemu.kernels.triton.kernel_launches.np.zeros", zeros)
     for _ in range(3):
         copy = np_zeros((16, 32), np.float16)
         with emulated("H100"):

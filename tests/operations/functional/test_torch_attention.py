@@ -22,18 +22,12 @@ USUAL = (  # one a kernel: several blocks of keys, splits that are combined, gro
     "sdpa|EFFICIENT_ATTENTION|fwd|bf16|1,2,2,197,197,32,True",
     "sdpa|MATH|fwd|bf16|1,2,2,16,16,64,True",
     "sdpa|FLASH_ATTENTION|bwd|bf16|2,4,2,48,48,64,True",
-    "sdpa|EFFICIENT_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
-    "sdpa|CUDNN_ATTENTION|bwd|f16|1,2,2,16,16,64,True",
+    "sdpa|MATH|bwd|bf16|1,2,2,77,77,80,False",
+    "sdpa|EFFICIENT_ATTENTION|bwd|bf16|1,2,2,197,197,32,False",
+    "sdpa|CUDNN_ATTENTION|bwd|bf16|2,4,2,48,48,64,False",
+    "sdpa|CUDNN_ATTENTION|bwd|bf16|1,2,2,128,128,128,True",
 )
-UNKNOWN = (
-    "up to 1024",
-    "got 1 query",
-    "no rule is known of its backward",
-    "the order is open",
-    "of equal heads",
-    "known are equal ones",
-    "known is the backward of sizes",
-)
+UNKNOWN = ("got 1 query", "the order is open", "known are equal ones", "no row of KERNELS", "took K in two ways")
 
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.full) for n in recorded() if n.startswith("sdpa")])
@@ -107,6 +101,7 @@ def test_the_number_of_splits():
         (lambda q, k, v: attention(q, k, v, backend="flash", gpu="B200"), NotModelled, "B200"),
         (lambda q, k, v: attention(q, k, v, backend="flash", scale=-1.0), NotModelled, "positive scales"),
         (lambda q, k, v: attention(q[:, :, :1], k, v, backend="cudnn"), NotModelled, "other kernels"),
+        (lambda q, k, v: attention(*(x[:, :1] for x in (q, k, v)), backend="math"), NotModelled, "one head in all"),
     ],
 )
 def test_what_is_refused(call, error, said):

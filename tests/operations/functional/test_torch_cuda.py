@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.batch_norms import batch_norm
 from tcemu.operations.functional.torch_cuda.elementwise import OPERATORS, elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward, index_put_accumulate, scatter_add
 from tcemu.operations.functional.torch_cuda.foreach import foreach_norm
@@ -33,7 +34,10 @@ USUAL = (
     "unary|gelu|f32", "unary|silu|f16", "unary|log1p|bf16", "unary|sqrt|bf16", "binary|silu_backward|f32",
     "binary|tanh_backward|bf16", "matmul|linear|f16|16x256x256", "matmul|linear_dw|f32|33x100x77",
 )  # fmt: skip
-USUAL_ROWS = ("scan|cumsum|bf16|2x7x5;1", "order|topk|bf16|64x8;3", "taken|embedding_bwd|bf16|7x33x3")
+USUAL_ROWS = (
+    "scan|cumsum|bf16|2x7x5;1", "order|topk|bf16|64x8;3", "taken|embedding_bwd|bf16|7x33x3", "batch|native_batch_norm_bwd|f16|8x16x7x7",
+    "batch|native_batch_norm_bwd|f32|700x33", "batch|batch_norm|bf16|700x33", "loss|mse|bf16|37x100", "binary|mse_backward|f16|",
+)  # fmt: skip
 ONE = np.float32(1)
 
 
@@ -128,6 +132,7 @@ STATE = AdamState(np.zeros(5, np.float32), np.zeros(5, np.float32))
         (lambda: group_norm_backward(*[np.ones((2, 4), np.float16)] * 2, *[np.ones((2, 2), np.float16)] * 2, 2), "further axes"),
         (lambda: adam_step(np.ones(5, np.float32), np.ones(5, np.float32), STATE, 1, weight_decay=0.1, form="fused"), "multiples of 4"),
         (lambda: sgd_step(ONE, ONE, form="capturable"), "capturable"),
+        (lambda: batch_norm(np.ones((30000, 2), np.float32)), "known are rows that one block adds"),
         (lambda: nll_loss(np.ones((2, 3), np.float32), np.zeros(2, int), reduction="batchmean"), "batchmean"),
         (lambda: cross_entropy(np.ones((2, 1), np.float32), np.zeros(2, int), np.ones(1, np.float32), label_smoothing=0.1), "smoothing"),
     ],

@@ -16,49 +16,46 @@ from pathlib import Path
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda.elementwise import elementwise
-from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward, index_add, index_put_accumulate
 from tcemu.operations.functional.torch_cuda.foreach import clip_grad_norm, foreach_norm
-from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward, nll_loss, nll_loss_backward
-from tcemu.operations.functional.torch_cuda.norms import (
-    group_norm,
-    group_norm_backward,
-    layer_norm,
-    layer_norm_backward,
-    rms_norm,
-    rms_norm_backward,
-)
 from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adam_step, adamw_step, sgd_step
-from tcemu.operations.functional.torch_cuda.rows import reduce, standard_deviation, var_mean, variance, vector_norm
-from tcemu.operations.functional.torch_cuda.scans import cumprod, cumsum
-from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
-from tcemu.operations.functional.torch_cuda.sorting import sort, topk
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu_runs"))
+from torch_census import F, evaluate_by_numpy
 from torch_rows import OPTIMIZERS, inputs, numbers
 
 
 def spatial(operator, options, x):
     log = operator.startswith("log")
-    y = softmax(x, 1, log=log)
-    return [softmax_backward(np.flip(x, 1), y, 1, log=log) if operator.endswith("bwd") else y]
+    y = F.softmax(x, 1, log=log)
+    return [F.softmax_backward(np.flip(x, 1), y, 1, log=log) if operator.endswith("bwd") else y]
 
 
 def norm(operator, options, x, weight, bias, grad):
     w, b = (None, None) if "plain" in operator else (weight, bias)
     if operator.startswith("layer"):
-        y, mean, scale = layer_norm(x, w, b, 1e-5)
-        found = layer_norm_backward(grad, x, mean, scale, w) if operator.endswith("bwd") else (y, mean, scale)
+        y, mean, scale = F.layer_norm(x, w, b, 1e-5)
+        found = F.layer_norm_backward(grad, x, mean, scale, w) if operator.endswith("bwd") else (y, mean, scale)
         return found[:1] if operator == "layer_norm_plain_bwd" else found
-    y, scale = rms_norm(x, w, 1e-6)
-    found = rms_norm_backward(grad, x, scale, w) if operator.endswith("bwd") else (y, scale, y)
+    y, scale = F.rms_norm(x, w, 1e-6)
+    found = F.rms_norm_backward(grad, x, scale, w) if operator.endswith("bwd") else (y, scale, y)
     return found[:1] if operator == "rms_norm_plain_bwd" else found
 
 
 def group(operator, options, x, weight, bias, grad, *_):
     groups = int(options[1])
-    y, mean, scale = group_norm(x, groups, weight, bias, 1e-5)
-    return group_norm_backward(grad, x, mean, scale, groups, weight) if operator.endswith("bwd") else (y, mean, scale)
+    y, mean, scale = F.group_norm(x, groups, weight, bias, 1e-5)
+    return F.group_norm_backward(grad, x, mean, scale, groups, weight) if operator.endswith("bwd") else (y, mean, scale)
+
+
+def batch(operator, options, x, weight, bias, grad, mean, variance):
+    if not operator.startswith("native") and x.dtype == np.float32 and x.ndim > 2:
+        raise NotModelled("batch_norm: cuDNN computes it")
+    training = not operator.endswith("eval")
+    y, means, scales, *running = F.batch_norm(x, weight, bias, mean, variance, training, 0.1, 1e-5)
+    if operator.endswith("bwd"):
+        return F.batch_norm_backward(grad, x, weight, means, scales)
+    return (y, means, scales, *running) if operator.startswith("native") else (y, *running)
 
 
 def optimizer(operator, options, param, *grads):
@@ -86,15 +83,15 @@ def run_adam(decoupled, param, grads, *, amsgrad=False, **settings):
 
 
 AXES = {
-    **{name: (lambda x, axis, name=name: [reduce(name, x, axis)]) for name in ("sum", "mean", "amax", "norm", "norm1", "norm_inf")},
-    "sum_f32": lambda x, axis: [reduce("sum", x, axis, dtype=np.float32)],
-    "norm3": lambda x, axis: [vector_norm(x, 3.0, axis)],
-    "var": lambda x, axis: [variance(x, axis)],
-    "std": lambda x, axis: [standard_deviation(x, axis)],
-    "std0": lambda x, axis: [standard_deviation(x, axis, correction=0)],
-    "var_mean": lambda x, axis: list(var_mean(x, axis)),
-    "cumsum": lambda x, axis: [cumsum(x, axis or 0)],
-    "cumprod": lambda x, axis: [cumprod(x, axis or 0)],
+    **{name: (lambda x, axis, name=name: [F.reduce(name, x, axis)]) for name in ("sum", "mean", "amax", "norm", "norm1", "norm_inf")},
+    "sum_f32": lambda x, axis: [F.reduce("sum", x, axis, dtype=np.float32)],
+    "norm3": lambda x, axis: [F.vector_norm(x, 3.0, axis)],
+    "var": lambda x, axis: [F.variance(x, axis)],
+    "std": lambda x, axis: [F.standard_deviation(x, axis)],
+    "std0": lambda x, axis: [F.standard_deviation(x, axis, correction=0)],
+    "var_mean": lambda x, axis: list(F.var_mean(x, axis)),
+    "cumsum": lambda x, axis: [F.cumsum(x, axis or 0)],
+    "cumprod": lambda x, axis: [F.cumprod(x, axis or 0)],
 }
 
 
@@ -102,24 +99,24 @@ def axes(operator, options, x):
     axis = numbers(options[1]) if len(options) > 1 else None
     if operator == "prod":  # one axis after the other
         for one in sorted(axis or (), reverse=True):
-            x = reduce("prod", x, one)
+            x = F.reduce("prod", x, one)
         return [x]
     return AXES[operator](x, axis[0] if operator.startswith("cum") and axis else axis)
 
 
 FOREACH = {
-    "sqrt": lambda a, b, c: elementwise("sqrt", c),
-    "reciprocal": lambda a, b, c: elementwise("reciprocal", c),
-    "add_scalar": lambda a, b, c: elementwise("add", a, 0.3),
-    "mul_scalar": lambda a, b, c: elementwise("mul", a, 0.3),
-    "div_scalar": lambda a, b, c: elementwise("div", a, 0.3),
-    "div_list": lambda a, b, c: elementwise("div", a, c),
-    "mul_list": lambda a, b, c: elementwise("mul", a, b),
-    "sub_list": lambda a, b, c: elementwise("add", a, b, alpha=-0.3),
-    "add_list_a": lambda a, b, c: elementwise("add", a, b, alpha=0.3),
-    "addcdiv": lambda a, b, c: elementwise("addcdiv", a, b, c, value=-0.01),
-    "addcmul": lambda a, b, c: elementwise("addcmul", a, b, c, value=0.1),
-    "lerp": lambda a, b, c: elementwise("lerp", a, b, weight=0.1),
+    "sqrt": lambda a, b, c: F.elementwise("sqrt", c),
+    "reciprocal": lambda a, b, c: F.elementwise("reciprocal", c),
+    "add_scalar": lambda a, b, c: F.elementwise("add", a, 0.3),
+    "mul_scalar": lambda a, b, c: F.elementwise("mul", a, 0.3),
+    "div_scalar": lambda a, b, c: F.elementwise("div", a, 0.3),
+    "div_list": lambda a, b, c: F.elementwise("div", a, c),
+    "mul_list": lambda a, b, c: F.elementwise("mul", a, b),
+    "sub_list": lambda a, b, c: F.elementwise("add", a, b, alpha=-0.3),
+    "add_list_a": lambda a, b, c: F.elementwise("add", a, b, alpha=0.3),
+    "addcdiv": lambda a, b, c: F.elementwise("addcdiv", a, b, c, value=-0.01),
+    "addcmul": lambda a, b, c: F.elementwise("addcmul", a, b, c, value=0.1),
+    "lerp": lambda a, b, c: F.elementwise("lerp", a, b, weight=0.1),
 }
 
 
@@ -141,59 +138,62 @@ def loss(operator, options, x, target, weight, classes):
     if operator.startswith("ce"):
         smoothing = {"label_smoothing": 0.1} if "smooth" in operator else {}
         kind = "sum" if operator == "ce_sum" else "mean"
-        found = [cross_entropy(x, classes, reduction=kind, **smoothing)]
-        return [*found, cross_entropy_backward(one, x, classes, **smoothing)] if operator.endswith("bwd") else found
+        found = [F.cross_entropy(x, classes, reduction=kind, **smoothing)]
+        return [*found, F.cross_entropy_backward(one, x, classes, **smoothing)] if operator.endswith("bwd") else found
+    if operator == "mse":
+        return [F.mse_loss(x, target)]
     if not operator.startswith("nll"):
         raise NotModelled(f"loss/{operator}: no rule")
     w = weight if "weight" in operator else None
     reduction = {"nll_sum": "sum", "nll_none": "none"}.get(operator, "mean")
-    found, total = nll_loss(x, classes, w, reduction, 3 if operator == "nll_ignore" else -100)
-    return [found, nll_loss_backward(one, x, classes, total, w)] if operator.endswith("bwd") else [found]
+    found, total = F.nll_loss(x, classes, w, reduction, 3 if operator == "nll_ignore" else -100)
+    return [found, F.nll_loss_backward(one, x, classes, total, w)] if operator.endswith("bwd") else [found]
 
 
 def taken(operator, options, grad, indices, base):
     if operator in ("index_put", "index_select_bwd"):
-        return [index_put_accumulate(base if operator == "index_put" else np.zeros_like(base), indices, grad)]
+        return [F.index_put_accumulate(base if operator == "index_put" else np.zeros_like(base), indices, grad)]
     if operator in ("index_add", "scatter_add"):
-        return [index_add(base, indices, grad)]
-    return [embedding_backward(grad, indices, len(base), 2 if operator.endswith("padding") else -1)]
+        return [F.index_add(base, indices, grad)]
+    return [F.embedding_backward(grad, indices, len(base), 2 if operator.endswith("padding") else -1)]
 
 
 def order(operator, options, x):
     """The indices are int64 in PyTorch."""
     if operator.startswith("sort"):
-        found = sort(x, descending=operator == "sort_down")
+        found = F.sort(x, descending=operator == "sort_down")
     elif operator.startswith("topk"):
-        found = topk(x, int(options[1]), largest=operator == "topk")
+        found = F.topk(x, int(options[1]), largest=operator == "topk")
     else:
         raise NotModelled(f"order/{operator}: no rule")
     return [found[0], np.asarray(found[1]).astype(np.int64)]
 
 
 UNARY = {
-    "expit": lambda x: elementwise("sigmoid", x),
-    "sigmoid_logit": lambda x: elementwise("sigmoid", x),
-    "log_sigmoid": lambda x: elementwise("logsigmoid", x),
-    "div_scalar": lambda x: elementwise("div", x, 3.0),
-    "pow_1_5": lambda x: elementwise("pow", x, 1.5),
-    "pow_4": lambda x: elementwise("pow", x, 4.0),
+    "expit": lambda x: F.elementwise("sigmoid", x),
+    "sigmoid_logit": lambda x: F.elementwise("sigmoid", x),
+    "log_sigmoid": lambda x: F.elementwise("logsigmoid", x),
+    "div_scalar": lambda x: F.elementwise("div", x, 3.0),
+    "pow_1_5": lambda x: F.elementwise("pow", x, 1.5),
+    "pow_4": lambda x: F.elementwise("pow", x, 4.0),
 }
 
 
 def unary(operator, options, x):
-    return [UNARY.get(operator, lambda x: elementwise(operator, x))(x)]
+    return [UNARY.get(operator, lambda x: F.elementwise(operator, x))(x)]
 
 
 BINARY = {
-    "sub_a": lambda x, y, z: elementwise("add", x, y, alpha=-0.3),
-    "lerp_far": lambda x, y, z: elementwise("lerp", x, y, weight=0.7),
-    "mul_scalar": lambda x, y, z: elementwise("mul", x, 0.3),
-    "add_scalar": lambda x, y, z: elementwise("add", x, 0.3),
+    "mse_backward": lambda x, y, z: F.mse_loss_backward(x, y, z, "none"),
+    "sub_a": lambda x, y, z: F.elementwise("add", x, y, alpha=-0.3),
+    "lerp_far": lambda x, y, z: F.elementwise("lerp", x, y, weight=0.7),
+    "mul_scalar": lambda x, y, z: F.elementwise("mul", x, 0.3),
+    "add_scalar": lambda x, y, z: F.elementwise("add", x, 0.3),
 }
 
 
 def binary(operator, options, x, y, z):
-    return [BINARY.get(operator, lambda x, y, z: elementwise(operator, x, y))(x, y, z)]
+    return [BINARY.get(operator, lambda x, y, z: F.elementwise(operator, x, y))(x, y, z)]
 
 
 GROUPS = {
@@ -210,6 +210,7 @@ GROUPS = {
     "spatial": spatial,
     "norm": norm,
     "group": group,
+    "batch": batch,
 }
 GOLDEN = Path(__file__).parents[2] / "golden/torch_rows_h200.json.xz"
 DIGITS = 16  # of a digest
@@ -239,6 +240,7 @@ def is_equal(name: str) -> bool:
 
 
 def main(kinds: list[str]) -> None:
+    evaluate_by_numpy()
     found, wrong = Counter(), []
     for name in recorded():
         if kinds and "/".join(name.split("|")[:2]) not in kinds:

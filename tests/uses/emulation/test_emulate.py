@@ -14,6 +14,7 @@ from support.device_processes import run_on_devices
 from support.sampling import sample_cases
 
 import tcemu
+from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.uses.emulation import emulate as emulate_module
 
 PLAIN = (((1,), (0,)), ((), ()))
@@ -402,6 +403,7 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 import tcemu
+from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.uses.emulation import emulate as emulate_module
 from test_emulate import plain, tripled, written
 mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -440,3 +442,26 @@ def test_many_compilations_outside_jit_are_logged_once(caplog, monkeypatch):
         jax.grad(lambda w: tcemu.emulate(fn, policy)(w, x).sum())(w)
         tcemu.emulate(fn, policy)(w, x[:2])
     assert [record.message.count("jax.jit") for record in caplog.records] == [1]
+
+
+def test_layers_with_equal_products_trace_one(monkeypatch):
+    """The product of a recipe is traced once for equal operands, gradients too; that of a choice that is any function is not."""
+    traced = []
+    multiply = DotGeneral._multiply
+    monkeypatch.setattr(DotGeneral, "_multiply", lambda self, *given: (traced.append(self.recipe), multiply(self, *given))[1])
+
+    def layers(dot, x, w):
+        for scale in (1.0, 0.5, 0.25):
+            x = jnp.tanh(dot(x, w) * scale)
+        return x
+
+    recipe = tcemu.get_recipe("bf16", "A100")
+    by_hand = layers(lambda a, b: tcemu.matmul(a, b, recipe=recipe), X, W)
+    emulated = tcemu.emulate(lambda x, w: layers(jnp.matmul, x, w), recipe)
+    assert (jax.jit(emulated)(X, W) == by_hand).all() and len(traced) == 1
+    traced.clear()
+    loss = lambda x, w: layers(jnp.matmul, x, w).sum()
+    gradient = jax.jit(tcemu.emulate(jax.grad(loss, 1), recipe))(X, W)
+    assert 2 <= len(traced) <= 3  # of nine products: x @ w, and those of both gradients
+    plain = tcemu.emulate(jax.grad(loss, 1), lambda product: tcemu.dot_general(recipe).__call__)
+    assert (jax.jit(plain)(X, W) == gradient).all() and len(traced) > 9

@@ -175,11 +175,12 @@ def test_mistakes_say_what_would_work():
     for wrong, said in (
         ({"differing": 38.0}, "share from 0 to 1"), ({"dtype": "s8"}, "expected one of f16"), ({"out": "e4m3"}, "expected one of f32"),
         ({"atol": -1.0}, "atol"), ({"draws": 0}, "draws"), ({"slices": (0,)}, "slices"), ({"gpus": ("V100",), "dtype": "bf16"}, "no unit"),
-        ({"law": "normal(0, 1e9)"}, "not finite in f16"),
+        ({"law": "normal(0, 1e9)"}, "not finite in f16"), ({"differing": None}, "differing, largest, largest_relative: none is given"),
         ({"law": lambda rng, shape: rng.random(3)}, r"drew shape \[3\]; expected \[8, 64\]"),
+        ({"recipes": [5]}, r"recipes=\[5\]: expected a mapping"), ({"recipes": {"mine": 5}}, r"recipes=\{'mine': 5\}: expected a mapping"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
-            attribute((8, 8, 64), **wrong)
+            attribute((8, 8, 64), **{"differing": 0.1, **wrong})
 
 
 @pytest.fixture(scope="module")
@@ -203,14 +204,14 @@ def test_libraries_and_given_recipes_are_sides():
     from tcemu.replay import get_kernel_recipe
 
     order = get_kernel_recipe("torch-f16", 64, 64, 8192)
-    found = attribute((64, 64, 8192), "f16", gpus="H200", slices=(2,), draws=1, recipes={"mine": order})
+    found = attribute((64, 64, 8192), "f16", differing=(0, 1), gpus="H200", slices=(2,), draws=1, recipes={"mine": order})
     assert found.find("torch-f16 on NVIDIA H200, measured", "exact").differing == found.find("mine", "exact").differing
-    assert found.consistent == found.pairs  # nothing was reported
+    assert found.consistent == found.pairs  # every rate lies between 0 and 1
 
 
 @pytest.mark.parametrize(("dtype", "words"), [("f32", "tf32, one slice"), ("e4m3", "promoted every 128")])
 def test_other_formats(dtype, words):
-    found = attribute((8, 8, 512), dtype, gpus=("H100",), slices=(2,), draws=1)
+    found = attribute((8, 8, 512), dtype, differing=(0, 1), gpus=("H100",), slices=(2,), draws=1)
     assert found.find(words, "exact").differing.value > 0 and found.out == {"f32": "f32", "e4m3": "bf16"}[dtype]
 
 

@@ -8,7 +8,7 @@ from support.sampling import sample_cases
 
 from tcemu.formats import BF16, E4M3, F16, F32, TF32
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
-from tcemu.operations.products.library.kernel_sums import epilogue_operands, kernel_output_codes, operand_codes
+from tcemu.operations.products.library.kernel_sums import epilogue_operands, kernel_product_codes, operand_codes, plan_kernel
 from tcemu.replay import Epilogue, ProductForm
 from tcemu.uses.replay.black_box import DTYPES
 from tcemu.uses.replay.drawn_matrices import epilogue_kinds
@@ -70,9 +70,8 @@ def matmul_codes(recipe, asked):
     )
     formats = asked.form.formats
     floats = {name: None if x is None else x.view(DTYPES[formats[name]]) for name, x in asked.epilogue._asdict().items()}
-    return np.asarray(
-        kernel_output_codes(recipe, a, b, epilogue_operands(recipe.epilogue, (floats["scale_a"], floats["scale_b"]), floats["bias"]))
-    )
+    extras = epilogue_operands(recipe.epilogue, (floats["scale_a"], floats["scale_b"]), floats["bias"])
+    return np.asarray(kernel_product_codes(*plan_kernel(recipe), a, b, extras))
 
 
 @pytest.mark.parametrize("name", sample_cases(CASES, ("serial",), str))

@@ -151,29 +151,23 @@ def round_kept(form: AnchoredForm, total: V, half: V) -> V:
 # ---- sums of a tensor core
 
 
-def begin_repeated(word: V, own_bits: int) -> V:
-    """The anchor of repeated sums, f32.
-
-    Args:
-        word: Of the step's anchor.
-        own_bits: See `forms.AnchoredForm.is_truncated_by`.
-    """
-    return (word + ((own_bits - FRACTION) << FRACTION)).as_float()
-
-
-def end_repeated(form: AnchoredForm, c: V, word: V, total: V, half: V, own_bits: int) -> V:
-    """The accumulator after a step.
+def begin_repeated(form: AnchoredForm, c: V, word: V, own_bits: int) -> V:
+    """REPEATS times the sum of a step before its products, beside an anchor of its own.
 
     Args:
         form: Of the step.
-        c: The accumulator before it.
+        c: The accumulator.
         word: Of the step's anchor.
-        total: What `begin_repeated` became.
-        half: See `alignment_word`.
-        own_bits: See `begin_repeated`.
+        own_bits: See `forms.AnchoredForm.is_truncated_by`.
     """
-    products = total - begin_repeated(word, own_bits)
-    return round_kept(form, products.multiply_add_exact(1.0 / REPEATS, truncate(form, c, word)), half)
+    anchor = word.as_float() * 2.0 ** (own_bits - FRACTION)
+    return truncate(form, c, word).multiply_add_exact(float(REPEATS), anchor)
+
+
+def end_repeated(form: AnchoredForm, total: V, half: V) -> V:
+    """The accumulator after a step. half: see `alignment_word`."""
+    anchor = from_upper_word(False, (total.bits() & form.fields) | half)
+    return round_kept(form, (total - anchor) * (1.0 / REPEATS), half)
 
 
 # ---- accumulators

@@ -157,7 +157,7 @@ def truncated_accumulator(code: V, fraction_bits: int, kept: int) -> V:
     return (start << 1 == 0).select(0, start)
 
 
-def select_unreached(code: V, word: V, has_product: V, most: int, fraction_bits: int, kept: int, nan: int) -> V:
+def select_unreached(code: V, word: V, has_product: V, most: int, fraction_bits: int, kept: int, nan: int | None) -> V:
     """The result of a bounded step, or the accumulator, truncated, where no product reaches it.
 
     Args:
@@ -167,8 +167,9 @@ def select_unreached(code: V, word: V, has_product: V, most: int, fraction_bits:
         most: Exponent of the largest accumulator of a bounded step.
         fraction_bits: Of the model.
         kept: Fraction bits of the result.
-        nan: The code of every NaN.
+        nan: The code of every NaN; None: what becomes of an accumulator that is NaN is decided elsewhere.
     """
     start = truncated_accumulator(code, fraction_bits, kept)
-    start = (code & ~SIGN > BINARY32.infinity).select(nan, start)
+    if nan is not None:
+        start = (code & ~SIGN > BINARY32.infinity).select(nan, start)
     return (has_product & (exponent_field(code) <= most + BIAS)).select(word, start)

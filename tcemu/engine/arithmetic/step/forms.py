@@ -478,7 +478,7 @@ class AnchoredForm(NamedTuple):
         if not 0 <= spare < REPEATS.bit_length() or self.wide or self.relative or n.summed or n.terms % 16:
             return False
         exact = max(self.a.mantissa_bits, self.b.mantissa_bits) <= BF16.mantissa_bits
-        sums = REPEATS * n.terms << (n.fraction_bits + 2)  # below half a binade of the anchor
+        sums = REPEATS * ((n.terms << (n.fraction_bits + 2)) + (2 << n.fraction_bits))  # below half a binade of the anchor
         return exact and sums <= 1 << (own_bits - 1) and self.most + self.up + spare <= F32.max_exponent
 
     def exponent_limit(self, k: int) -> int:

@@ -102,18 +102,25 @@ def encode(fmt: Format, total: Magnitude[V], unit: V, rounding: str | V, kept: i
 
 
 def truncated_float(size: V) -> V:
-    """A number below 2^32 as an f32, truncated, by a conversion that rounds to nearest.
+    """A number below 2^32 as an f32, truncated, by a conversion that rounds to nearest. It is what "uitofp_rz" means on a machine that has
+    no such instruction.
+    """
+    return _kept_bits(size).to_float(signed=False)
+
+
+def _kept_bits(size: V) -> V:
+    """A number below 2^32 without bits that an f32 cannot hold, so that a conversion to the nearest f32 truncates.
 
     Where bit i + 24 is set, bit i cannot be kept. Without those bits the first bit below the last kept one is 0: less than half a unit is
-    dropped, so that rounding to nearest truncates. It is what "uitofp_rz" means on a machine that has no such instruction.
+    dropped, so that rounding to nearest truncates.
     """
-    return (size & ~(size >> (FRACTION + 1))).to_float(signed=False)
+    return size & ~(size >> (FRACTION + 1))
 
 
 def signed_truncated_float(total: V) -> V:
-    """An i32 as an f32, truncated, likewise: "sitofp_rz"."""
+    """An i32 as an f32, truncated, likewise: "sitofp_rz". The magnitude 2^31 is -2^31 as an i32, which has the right sign."""
     negative, size, _ = take_sign(total)
-    word = truncated_float(size).bits() | (negative & SIGN)
+    word = _kept_bits(size).to_float().bits() | (negative & SIGN)
     return word.as_float()
 
 

@@ -90,7 +90,7 @@ def _arrangements(n: StepNumbers, wide: bool, small: bool = False, own_bits: int
         "unrolled": 1, "pause": 8 if n.terms < 16 else 4 if wide and n.terms == 16 else 2,
     }  # fmt: skip
     if own_bits:
-        large |= {"steps_together": 1, "ring": 2, "blocks": 2, "own_bits": own_bits}
+        large |= {"steps_together": 1, "ring": 2, "blocks": 4, "own_bits": own_bits}
     if small:
         few = large | {"row_tiles": 2, "column_tiles": 2, "ring": 2, "blocks": 4, "pause": 2}
         return few, few | {"ring": 1}, few | {"ring": 1, "blocks": 2}
@@ -104,9 +104,7 @@ def shared_bytes(n: StepNumbers, tiles: TileNumbers) -> int:
     return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * step_bytes(n, tiles)
 
 
-def fit_shared_memory(
-    n: StepNumbers, tiles: TileNumbers | None, most: int, small: bool = False, own_bits: int = 0
-) -> TileNumbers | None:
+def fit_shared_memory(n: StepNumbers, tiles: TileNumbers | None, most: int, small: bool = False, own_bits: int = 0) -> TileNumbers | None:
     """Return the numbers in the first arrangement that fits into `most` bytes of shared memory per block; None if no arrangement does.
 
     own_bits: Fraction bits of the GPU's own steps of bf16; 0: products are not left to them.

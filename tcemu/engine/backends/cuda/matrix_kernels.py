@@ -134,8 +134,8 @@ def own_fraction_bits(capability: str) -> int:
     """Fraction bits of the steps of a GPU's own mma of bf16 to f32; 0 where nobody has verified on silicon that it truncates to them."""
     op = parse("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
     row = find_row(op, capability_target(int(capability[:-1]), int(capability[-1])))
-    truncates = row.model.rounding == row.model.alignment == "RZ" and row.model.result_bits is None
-    return int(row.model.fraction_bits) if row.evidence.level == "silicon" and truncates else 0
+    bits, truncates = row.model.fraction_bits, row.model.rounding == row.model.alignment == "RZ" and row.model.result_bits is None
+    return bits if isinstance(bits, int) and truncates and row.evidence.level == "silicon" else 0
 
 
 def _shape(kernels: MatrixKernels, a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:

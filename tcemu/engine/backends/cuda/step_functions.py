@@ -102,10 +102,9 @@ def tile_constants(form: AnchoredForm) -> dict[str, int]:
 def tile_functions(form: AnchoredForm, own_bits: int) -> list[str]:
     """The anchored step. own_bits: see `TileNumbers`."""
     value = F64 if form.wide else F32
-    end_repeated = lambda c, word, total, half: anchored.end_repeated(form, c, word, total, half, own_bits)
     repeated = [
-        function_text("begin_repeated", lambda word: anchored.begin_repeated(word, own_bits), I32),
-        function_text("end_repeated", end_repeated, value, I32, value, I32),
+        function_text("begin_repeated", lambda c, word: anchored.begin_repeated(form, c, word, own_bits), value, I32),
+        function_text("end_repeated", lambda total, half: anchored.end_repeated(form, total, half), value, I32),
     ]
     summed = [
         function_text("reach", lambda word, base: anchored.reach(form, word, base), I32, I32),

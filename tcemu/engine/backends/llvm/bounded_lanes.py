@@ -78,13 +78,19 @@ class LaneSteps:
         """Rule 6 of a bounded step."""
         return bounded.round_sum(addends, unit, self.form.step.fits, self.form.step.kept)
 
-    def select_unreached(self, code: Value, word: Value, top: Value) -> Value:
-        """The result of a bounded step of narrow formats, or the accumulator where no product reaches it."""
+    def select_unreached(self, code: Value, word: Value, top: Value, nan: int | None) -> Value:
+        """The result of a bounded step of narrow formats, or the accumulator where no product reaches it. nan: of every NaN, or None."""
         form = self.form.step
-        return bounded.select_unreached(code, word, top != self.form.least, form.most, form.fraction_bits, form.kept, form.nan)
+        return bounded.select_unreached(code, word, top != self.form.least, form.most, form.fraction_bits, form.kept, nan)
 
-    def add_any_vector(self, products: list[tuple[Value, Value]], code: Value) -> Value:
-        """A step of any numbers, truncated. products: fractions below 4, and exponents."""
+    def add_any_vector(self, products: list[tuple[Value, Value]], code: Value, nan: int | None) -> Value:
+        """A step of any numbers, truncated.
+
+        Args:
+            products: Fractions below 4, and exponents.
+            code: The accumulator.
+            nan: The code of every NaN; None: what becomes of an accumulator that is Inf or NaN is decided elsewhere.
+        """
         form = self.form.step
         fraction, exponent, special = general.own_fraction(code)
         top = reduce(lambda x, y: x.max(y), [e for _, e in products], exponent.max(self.form.floor))
@@ -92,5 +98,7 @@ class LaneSteps:
         terms = bounded.add_terms([general.align_fraction(*product, offset) for product in products], form.sums)
         total = bounded.add_addends([*terms, general.align_fraction(fraction, exponent, offset)], form.fits)
         word = encode_truncated(total, top - form.fraction_bits, form.kept)
-        own = (code & specials.MAGNITUDE > specials.INFINITY).select(form.nan, code)
+        if nan is None:
+            return word
+        own = (code & specials.MAGNITUDE > specials.INFINITY).select(nan, code)
         return special.select(own, word)

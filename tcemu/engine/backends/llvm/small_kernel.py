@@ -23,7 +23,7 @@ from tcemu.engine.arithmetic.step.decoding import BIAS, FRACTION, decode, decode
 from tcemu.engine.arithmetic.step.specials import MAGNITUDE
 from tcemu.engine.backends.llvm.blocks import LANES
 from tcemu.engine.backends.llvm.bounded_lanes import KernelForm, LaneSteps
-from tcemu.engine.backends.llvm.values import F32, HALF, I16, I32, I64, POINTER, Builder, Value
+from tcemu.engine.backends.llvm.values import F32, HALF, I8, I16, I32, I64, POINTER, Builder, Value
 from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.formats.number_formats import F32 as RESULT
 
@@ -125,14 +125,13 @@ class SideSteps(LaneSteps):
             self.sums[at:] = [self.sums[at] + term if at < len(self.sums) else term]
 
     def finish(self) -> Value:
-        """Returns the accumulator after the step."""
-        nan = self.form.step.nan
+        """Returns the accumulator after the step. One that is Inf or NaN is among the specials."""
         if self.top is None:
-            word = self.add_any_vector(self.products, self.code)
+            word = self.add_any_vector(self.products, self.code, None)
         else:
             own = bounded.truncate_by_conversion(self.usable.as_float(), self.scale)
-            word = self.select_unreached(self.code, self.round([*self.sums, own], self.unit), self.top)
-        return specials.is_special(self.special).select(specials.special_code(self.special, nan), word)
+            word = self.select_unreached(self.code, self.round([*self.sums, own], self.unit), self.top, None)
+        return specials.is_special(self.special).select(specials.special_code(self.special, self.form.step.nan), word)
 
     def add_chain(self, c: Value, total: Value) -> Value:
         """C + the sum of a chain of narrow formats, which is zero or far from the subnormal numbers; so their sum is, too, or is C."""
@@ -235,14 +234,15 @@ class SmallProducts:
                 for side, code in zip(self.sides, codes, strict=True):
                     if part % side.side.parts == 0:
                         side.begin(code, self._load_top(column, range(part, part + side.side.parts)) if narrow else None)
-                products = []
+                special: Value | None = None  # the sum so far, so that no product has to be kept
                 for term in range(self.small.terms):
                     x, y = x_start + term, y_start + column + term * n
-                    products.append(self.x.load_value(x) * self.y.load_value(y))
+                    product = self.x.load_value(x) * self.y.load_value(y)
+                    special = product if special is None else special + product
                     exponent = None if narrow else self.x.load_lane(x) + self.y.load_lane(y)
                     for side in self.sides:
-                        side.add(products[-1], exponent)
-                special = specials.sum_products(products)
+                        side.add(product, exponent)
+                assert special is not None
                 for at, side in enumerate(self.sides):
                     side.special = side.special + special
                     if (part + 1) % side.side.parts == 0:
@@ -290,8 +290,9 @@ class Factors:
             places = [place, *(b.load(I32, b.at(of_other, I32, place)).cast("zext", I64) for of_other in tables)]
             decoded = decode_factor(self.placed.format, codes) if not kernel.form.step.is_narrow else None
             value = self._decode_narrow(codes) if decoded is None else decoded.fraction
+            field = (value.bits() >> FRACTION).cast("trunc", I8)
             for factors, to in zip((self, *others), places, strict=True):
-                lane = factors._narrow_exponent(value.bits()) if decoded is None else decoded.exponent
+                lane = factors._narrow_exponent(field) if decoded is None else decoded.exponent
                 b.store(value, b.at(factors.values, ir.VectorType(F32, LANES), to))
                 b.store(lane, b.at(factors.exponents, factors.lane, to))
 
@@ -299,11 +300,12 @@ class Factors:
         """The values, f32, of codes, below which other bits may stand."""
         given = self.placed.format
         if self.kernel.small.converts_half and extends_from_half(given):
-            magnitude, sign = (1 << (given.bits - 1)) - 1, 1 << (given.bits - 1)
-            bits = (codes & magnitude) << (F16.mantissa_bits - given.mantissa_bits) | (codes & sign) << (F16.bits - given.bits)
-            half = bits.cast("trunc", I16).cast("bitcast", HALF)
-            value = half.cast("fpext", F32) * 2.0 ** (F16.bias - given.bias)
-            return value if given.specials != "nan" else (codes & magnitude == given.nan).select(RESULT.nan, value.bits()).as_float()
+            short, sign = codes.cast("trunc", I16), 1 << (given.bits - 1)
+            magnitude = short & (sign - 1)
+            half = magnitude << (F16.mantissa_bits - given.mantissa_bits) | (short & sign) << (F16.bits - given.bits)
+            if given.specials == "nan":
+                half = (magnitude == given.nan).select(F16.nan, half)
+            return half.cast("bitcast", HALF).cast("fpext", F32) * 2.0 ** (F16.bias - given.bias)
         x = decode(given, codes)
         word = x.zero.select(0, value_word(given, x))
         if x.special is not None and x.infinite is not None:
@@ -312,12 +314,11 @@ class Factors:
             word = x.special.select(RESULT.nan, word)
         return with_sign_bit(word, x.negative).as_float()
 
-    def _narrow_exponent(self, word: Value) -> Value:
-        """The exponents of f32 words, in lanes."""
-        form, field = self.kernel.form, (word >> FRACTION) & 0xFF
-        exponent = field.max(BIAS + self.format.min_exponent) + (self.bias - BIAS)
-        lane = ((word << 1 == 0) | (field == 0xFF)).select(form.lane_zero, exponent)
-        return lane.cast("trunc", form.lane_type)
+    def _narrow_exponent(self, field: Value) -> Value:
+        """The exponents of numbers whose exponent fields as f32 are these, in lanes. 0 is the field of zero alone."""
+        least = field.constant(BIAS + self.format.min_exponent)
+        exponent = self.kernel.b.maximum(field, least, signed=False) + (self.bias - BIAS)
+        return ((field == 0) | (field == 0xFF)).select(self.kernel.form.lane_zero, exponent)
 
 
 def extends_from_half(fmt: Format) -> bool:

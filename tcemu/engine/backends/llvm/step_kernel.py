@@ -300,7 +300,8 @@ class StepKernel(BlockKernel, LaneSteps):
         with b.loop(self.padded, LANES) as column:
             place = b.at(self.accumulators, I32, row * COLUMNS + column)
             top = b.load(ir.VectorType(self.form.lane_type, LANES), b.at(self.tops, self.form.lane_type, column))
-            b.store(self.select_unreached(b.load(of, b.at(self.set_aside, I32, column)), b.load(of, place), top), place)
+            code, word = b.load(of, b.at(self.set_aside, I32, column)), b.load(of, place)
+            b.store(self.select_unreached(code, word, top, self.form.step.nan), place)
 
     def _find_special_words(self, row: Value, memory: Value, start: Value) -> None:
         """Rule 8, for elements of D of special rows or columns: the sum of f32 in which Inf and NaN stand for themselves."""
@@ -324,7 +325,7 @@ class StepKernel(BlockKernel, LaneSteps):
         with b.loop(self.padded, LANES) as column:
             place = b.at(self.accumulators, I32, row * COLUMNS + column)
             products = self._fraction_pairs(row * self.form.terms, column)
-            b.store(self.add_any_vector(products, b.load(of, place)), place)
+            b.store(self.add_any_vector(products, b.load(of, place), self.form.step.nan), place)
 
     def _fraction_pairs(self, first: Value, column: Value) -> list[tuple[Value, Value]]:
         """Fraction and exponent of each product of a step."""

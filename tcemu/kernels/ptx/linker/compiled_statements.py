@@ -21,8 +21,8 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.execution import current_execution, execution
 from tcemu.base.jax_internals import caches_were_cleared
+from tcemu.base.numpy_programs import NumpyProgram, trace_elementwise
 from tcemu.kernels.ptx.instruction_interface import Context, Operation, Step
-from tcemu.kernels.ptx.linker.host_programs import HostProgram, trace_host_program
 from tcemu.kernels.ptx.linker.instruction_table import find_preparer
 from tcemu.kernels.ptx.linker.statement_programs import StatementProgram, TracedStatement
 from tcemu.kernels.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
@@ -53,6 +53,7 @@ CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and 
 # with products and copies of Triton's kernels, and with scalar operations
 STEP_PATIENCE, OPERATION_PATIENCE = 1_000_000, 8_000_000
 HOST_PATIENCE = 48_000_000  # operations, each of one thread, that NumPy executes in the time of compiling a program
+HOST_CALL = 100_000  # likewise in the time of calling a compiled program: an operation that costs less is never compiled
 HOST_OVERHEAD = 500  # threads whose operations take NumPy as long as a call
 # products take most of a kernel's time and stand in its loops: they are optimised at once if as many threads execute them together
 PRODUCTS = re.compile(r"(mma|wmma\.mma|wgmma\.mma_async|tcgen05\.mma)\b")
@@ -94,16 +95,21 @@ class _OperationProgram:
 
     def __init__(self, operation: Operation, key: _OperationKey, shape: tuple[int, ...], device: Any) -> None:
         self._host = _trace_on_host(operation, key) if device.platform == "cpu" else None
+        self._unmasked = _trace_unmasked(operation, key) if self._host is not None and key.guard is None else None
+        self._shape = shape
         self._compile = partial(_compile_operation, operation, key, shape, device, hot=self._host is not None)
         self._compiled = self._compile() if self._host is None else None
         self._cost = 0 if self._host is None else len(self._host) * (shape[0] * shape[1] + HOST_OVERHEAD)
         self._remaining = HOST_PATIENCE
 
-    def __call__(self, active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Any]:
+    def __call__(self, chunk: Chunk, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Any]:
         """Return the values of the destinations."""
+        active = chunk["active"]
         if self._compiled is None:
-            self._remaining -= self._cost
+            self._remaining -= self._cost if self._cost > HOST_CALL else 0
             if self._host is not None and self._remaining >= 0:
+                if chunk.all_active and self._unmasked is not None:
+                    return [x if x.shape == self._shape else np.full(self._shape, x) for x in self._unmasked(*sources)]
                 return self._host(active, *([] if guard is None else [guard]), *olds, *sources)
             self._compiled = self._compile()
         return self._compiled(active, guard, olds, sources)
@@ -113,24 +119,35 @@ _operation_program = lru_cache(maxsize=CACHE_SIZE)(_OperationProgram)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _trace_on_host(operation: Operation, key: _OperationKey) -> HostProgram | None:
+def _trace_on_host(operation: Operation, key: _OperationKey) -> NumpyProgram | None:
     traced = _trace_operation(operation, key, ())
     with execution(key.chosen):  # this thread may have another choice
-        return trace_host_program(traced.function, traced.shapes)
+        return trace_elementwise(traced.function, traced.shapes)
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _trace_unmasked(operation: Operation, key: _OperationKey) -> NumpyProgram | None:
+    """Return the program of the sources alone, for statements that all threads of a chunk execute."""
+    *_, sources = _trace_operation(operation, key, ()).shapes
+    with execution(key.chosen):
+        return trace_elementwise(partial(_compute_operation, operation, key), (sources,))
+
+
+def _compute_operation(operation: Operation, key: _OperationKey, sources: list[Array]) -> list[Array]:
+    """Return the values of the destinations that are registers, of the registers' types."""
+    values = []
+    for value, have, want, negated in zip(sources, key.sources, operation.sources, key.negated, strict=True):
+        value = value if have is None else convert_width(value, have, want)
+        values.append(~value if negated else value)
+    results = operation.compute(*values)
+    used = [(i, kind) for i, kind in enumerate(key.destinations) if kind is not None]
+    return [convert_width(results[i], operation.results[i], kind, extends=True) for i, kind in used]
 
 
 def _trace_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...]) -> TracedStatement:
-    used = [i for i, kind in enumerate(key.destinations) if kind is not None]
-
     def execute(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
         mask = active if guard is None else active & (guard != key.guard)
-        values = []
-        for value, have, want, negated in zip(sources, key.sources, operation.sources, key.negated, strict=True):
-            value = value if have is None else convert_width(value, have, want)
-            values.append(~value if negated else value)
-        results = operation.compute(*values)
-        fresh = [convert_width(results[i], operation.results[i], key.destinations[i] or "", extends=True) for i in used]
-        return [jnp.where(mask, value, old) for value, old in zip(fresh, olds, strict=True)]
+        return [jnp.where(mask, value, old) for value, old in zip(_compute_operation(operation, key, sources), olds, strict=True)]
 
     mask = jax.ShapeDtypeStruct(shape, bool)
     olds = [jax.ShapeDtypeStruct(shape, storage_dtype(kind)) for kind in key.destinations if kind is not None]
@@ -184,8 +201,8 @@ class BoundOperation:
             in_entry=context.function.entry and "param" in statement.opcode,
             chosen=current_execution(),
         )
-        self.program: _OperationProgram | None = None
-        self.layout: ChunkLayout | None = None  # for which the program is
+        # launches in several threads may share the statement, so that the layout and its program are one value
+        self.programs: tuple[ChunkLayout, _OperationProgram] | None = None
 
     def find_program(self, layout: ChunkLayout) -> _OperationProgram:
         """Return the statement's program for the shapes of a chunk."""
@@ -193,12 +210,14 @@ class BoundOperation:
 
     def __call__(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
-        if self.program is None or self.layout is not chunk.layout:
-            self.program, self.layout = self.find_program(chunk.layout), chunk.layout
+        layout, program = self.programs or (None, None)
+        if program is None or layout is not chunk.layout:
+            program = self.find_program(chunk.layout)
+            self.programs = chunk.layout, program
         olds = [chunk.register(*target) for target in self.targets]
         values = [chunk.register(*each) if isinstance(each, tuple) else each for each in self.read]
         mask = None if self.guard_name is None else chunk.register(self.guard_name, "pred")
-        fresh = self.program(chunk["active"], mask, olds, values)
+        fresh = program(chunk, mask, olds, values)
         for (name, _), value in zip(self.targets, fresh, strict=True):
             chunk.write_register(name, value)
 
@@ -295,8 +314,7 @@ class BoundStep:
         self.number = device_constant(np.int32(number))
         self.step = _prepare_step(self.key)
         self.qualified = dict(zip((name for name, _ in kinds), self.registers, strict=True))
-        self.layout: ChunkLayout | None = None
-        self.compiled: dict[tuple[int, ...], _CompiledStep] = {}
+        self.programs: tuple[ChunkLayout, dict[tuple[int, ...], _CompiledStep]] | None = None  # one value, as that of a `BoundOperation`
 
     def find_program(self, layout: ChunkLayout) -> _CompiledStep | None:
         """Return the statement's program for the shapes of a chunk; None if it depends on values of operands."""
@@ -304,16 +322,17 @@ class BoundStep:
 
     def __call__(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
-        if self.layout is not chunk.layout:
-            self.layout = chunk.layout
-            self.compiled.clear()
+        layout, compiled = self.programs or (None, {})
+        if layout is not chunk.layout:
+            compiled = {}
+            self.programs = chunk.layout, compiled
         chunk["statement"] = self.number
         count = len(self.registers)
         for constants in _read_constants(self.step, chunk, self.key, self.qualified) if self.step.constants else NO_CONSTANTS:
-            program = self.compiled.get(constants)
+            program = compiled.get(constants)
             if program is None:
                 try:
-                    program = self.compiled[constants] = _compile_step(self.key, chunk.layout, constants)
+                    program = compiled[constants] = _compile_step(self.key, chunk.layout, constants)
                 except (Unsupported, NotModelled) as error:
                     where = f"{self.statement.line_text}, column {self.statement.position.column}"
                     raise type(error)(f"{where}: {self.statement.opcode}: {error}") from None
@@ -390,11 +409,13 @@ def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) 
     return _prune_program(jax.make_jaxpr(apply_leaves)(*shapes, *layout.leaves), {count + addresses + i for i in layout.donated_leaves})
 
 
-def forget_cleared_programs() -> None:
-    """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs."""
-    if caches_were_cleared("ptx"):
+def forget_cleared_programs() -> bool:
+    """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs. Returns whether they were dropped."""
+    cleared = caches_were_cleared("ptx")
+    if cleared:
         _operation_program.cache_clear()
         _compile_step.cache_clear()
+    return cleared
 
 
 def _add_offset(base: Array, offset: Array) -> Array:

@@ -1,13 +1,16 @@
-"""Compiled programs of statements: compiled fast at first, optimised when they have done much work, and stored on disk between processes.
+"""Programs of statements: executed by NumPy at first, compiled when they have done much work, and stored on disk between processes.
 
-Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. A program is
-therefore first compiled without most of XLA's optimisations, which change no bit, and again with those of LLVM once it has done so much
-work that the faster code pays. A stored program also spares the next process tracing and lowering.
+Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. On a CPU NumPy
+therefore executes a program until it has taken as long as compiling it, if it knows all its operations. Others are first compiled without
+most of XLA's optimisations, which change no bit, and again with those of LLVM once they have done so much work that the faster code pays. A
+stored program also spares the next process tracing and lowering.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,11 +21,13 @@ import jax
 
 from tcemu.base.execution import execution
 from tcemu.base.jax_internals import compilation_cache_hits, compile_in_short_time
-from tcemu.base.stored_code import Entry, cache_subfolder, load_program, program_entry, store_program
+from tcemu.base.numpy_programs import NumpyProgram, UnknownOperation
+from tcemu.base.stored_code import Entry, cache_subfolder, load_program, program_entry, read_entry, store_program, write_entry
 from tcemu.kernels.ptx.simt.faults import known_messages, restore_messages
 
 SUBFOLDER = "tcemu-ptx"  # of the folder of JAX's persistent compilation cache
-OPTIMISED, QUICK = "optimised", "quick"
+OPTIMISED, QUICK, BY_NUMPY = "optimised", "quick", "numpy"
+NUMPY_SECONDS = 0.1  # of a program, after which it is compiled: compiling a load or a store takes two to three times as long
 _folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", default=None)
 
 
@@ -71,15 +76,26 @@ class StatementProgram:
         """
         self._make, self._device, self._threads, self._remaining = trace, device, threads, patience or None
         self._key, self._chosen = (key, device), chosen
+        self._numpy: NumpyProgram | None = None
+        self._numpy_seconds = NUMPY_SECONDS
         if self._load(OPTIMISED):
             self._remaining = None
         elif not patience:
             self._compile(OPTIMISED)
-        elif not self._load(QUICK):
+        elif not self._load(QUICK) and not self._interpret():
             self._compile(QUICK)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the program."""
+        numpy = self._numpy  # another thread may compile the program meanwhile
+        if numpy is not None:
+            start = time.thread_time()
+            found = numpy(*jax.tree.leaves(arguments))
+            self._numpy_seconds -= time.thread_time() - start
+            if self._numpy_seconds < 0:
+                self._compile(OPTIMISED)
+                self._numpy, self._remaining = None, None
+            return found
         if self._remaining is not None:
             self._remaining -= self._threads
             if self._remaining < 0:
@@ -103,6 +119,27 @@ class StatementProgram:
             return False
         self._compiled, (self.facts, messages) = loaded
         restore_messages(messages)
+        return True
+
+    def _interpret(self) -> bool:
+        """Let NumPy execute the program. Returns False if it does not know all its operations."""
+        if self._device.platform != "cpu":
+            return False
+        place = self._place(BY_NUMPY)
+        stored = read_entry(*place)
+        if stored is not None:
+            self._numpy, self.facts, messages = pickle.loads(stored)
+            restore_messages(messages)
+            return True
+        with execution(self._chosen), jax.enable_x64(True), jax.default_device(self._device):
+            traced = self._make()
+            closed = jax.make_jaxpr(traced.function)(*traced.shapes)
+        try:
+            self._numpy = NumpyProgram(closed.jaxpr, closed.consts)
+        except UnknownOperation:
+            return False
+        self.facts = traced.facts
+        write_entry(*place, pickle.dumps((self._numpy, self.facts, known_messages())))
         return True
 
     def _place(self, effort: str) -> tuple[Path | None, Entry]:

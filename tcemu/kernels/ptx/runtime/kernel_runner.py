@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -10,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.base.execution import current_execution
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.targets import TARGETS, parse_target_name, resolve_target
 from tcemu.kernels.ptx.cuda_source import Source, read_module
 from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker, hazard_tracker
 from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
+from tcemu.kernels.ptx.linker.constant_divisions import fold_constant_divisions
 from tcemu.kernels.ptx.linker.contraction import fuse_products
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.kernels.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
@@ -41,6 +44,7 @@ from tcemu.kernels.ptx.text.ptx_types import storage_dtype
 
 CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
 STEP_LIMIT = 5_000_000
+KEPT_KERNELS = 128  # modules and linked kernels that later launches share
 IN_ORDER, ADVERSARIAL = "in order", "adversarial"  # the schedules of a launch
 WORKSPACE_BYTES = 8  # cooperative_groups/details/driver_abi.h: struct grid_workspace
 
@@ -110,8 +114,7 @@ def run(
         StepLimit: The kernel executed more statements than `step_limit`.
         TypeError, ValueError: An argument does not fit.
     """
-    module = read_module(text, target, entry, options)
-    module = fuse_products(module) if fmad else module
+    module = _prepare_module(_Identity(read_module(text, target, entry, options)), fmad)
     function = find_entry(module, entry)
     target = _compatible_target(module, target)
     shape = launch_shape(function, target, grid, block, cluster)
@@ -120,8 +123,9 @@ def run(
     if cases is not None and cases < 1:
         raise ValueError(f"cases: got {cases}; expected 1 or more, or None")
     with jax.enable_x64(True):
-        forget_cleared_programs()
-        kernel = link(module, function, target, checked, shape.cluster_size)
+        if forget_cleared_programs():
+            _link_once.cache_clear()
+        kernel = _link_once(_Identity(module), function.name, target, checked, shape.cluster_size, current_execution())
         inputs = place_arguments(kernel, args, cases)
         launch = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
         check_shared_size(target, launch.shared_bytes, shared_bytes)
@@ -149,6 +153,35 @@ def run(
     outputs.printed = launch.runtime.printed
     outputs.notes = tuple(dict.fromkeys(launch.notes))
     return outputs
+
+
+# ---- modules and kernels, which later launches share
+
+
+class _Identity:
+    """A module as a key of a cache. Modules are values, but comparing them takes as long as linking them."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def __hash__(self) -> int:
+        return id(self.module)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.module is self.module
+
+
+@lru_cache(maxsize=KEPT_KERNELS)
+def _prepare_module(key: _Identity, fmad: bool) -> Module:
+    """Return the module that is linked."""
+    module = fold_constant_divisions(key.module)
+    return fuse_products(module) if fmad else module
+
+
+@lru_cache(maxsize=KEPT_KERNELS)
+def _link_once(key: _Identity, entry: str, target: str, checked: bool, cluster_size: int, chosen: str) -> Kernel:
+    """Link a kernel. chosen: the choice of `tcemu.execution`, to which its statements are bound."""
+    return link(key.module, key.module.functions[entry], target, checked, cluster_size)
 
 
 # ---- arguments of the launch
@@ -247,7 +280,7 @@ class _Launch:
             for each in (*at_barriers, schedule.barriers):
                 self.notes += each.notes.values()
             self._check_freed_columns(chunk, reporter)
-            memory = chunk["memory"]
+            memory = jax.device_put(chunk["memory"])  # NumPy may have made it
             first += len(numbers) + self._cancelled_blocks(chunk)
         return np.asarray(memory)
 

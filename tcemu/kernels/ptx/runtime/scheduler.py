@@ -266,7 +266,7 @@ class Schedule:
         chunk = self.chunk
         if statements[-1].executor is None:
             compile_together(statements, chunk.layout)
-        chunk["active"] = self._device_mask(mask)
+        chunk["active"], chunk.all_active = self._device_mask(mask), bool(mask.all())
         for statement in statements:
             chunk.previous = {}
             statement.execute(chunk)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jax import Array
 
-from tcemu.engine.instructions.tcgen05 import element_operands
+from tcemu.engine.instructions.tcgen05_operands import element_operands
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Mma
 from tcemu.engine.isa.tcgen05_descriptors import decode_instruction_descriptor

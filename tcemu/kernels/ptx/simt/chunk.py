@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -88,6 +89,12 @@ class ChunkLayout:
         return [index for index, each in enumerate(self.paths) if each[: len(path)] == path]
 
 
+@lru_cache(maxsize=256)
+def _shared_layout(layout: ChunkLayout) -> ChunkLayout:
+    """Return the first layout that is equal, which tells by its identity that the programs of a statement fit."""
+    return layout
+
+
 class Chunk:
     """The arrays of a chunk of blocks while it runs."""
 
@@ -97,10 +104,11 @@ class Chunk:
         self.leaves: list[Array] = [leaf for _, leaf in leaves]  # all of the machine but its registers
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.leaves)
         (device,) = machine.memory.devices()
-        self.layout = ChunkLayout(structure, shapes, device, tuple(paths))
+        self.layout = _shared_layout(ChunkLayout(structure, shapes, device, tuple(paths)))
         self.registers: dict[str, Array] = {}  # by qualified names; created on first use
         self.previous: dict[str, Array | None] = {}  # values that the current statement has overwritten; None: never written before
         self.shape = self.layout.shape
+        self.all_active = False  # all threads execute the current statements
         self.statement_count = 0  # statements executed so far, which the clock shows
         self.cluster, self.explicit_cluster = machine.cluster, machine.explicit_cluster
         self._leaf_index = self.layout.leaf_index

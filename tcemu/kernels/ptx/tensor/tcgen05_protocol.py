@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour
-from tcemu.engine.instructions.tcgen05 import BAND, BANDS, PADDED_KINDS, OperandCells, operand_cells, shared_extents
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault, is_pipelined
+from tcemu.engine.instructions.tcgen05_operands import BAND, BANDS, PADDED_KINDS, OperandCells, operand_cells, shared_extents
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift

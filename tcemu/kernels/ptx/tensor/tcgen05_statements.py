@@ -25,6 +25,8 @@ from jax import Array, lax
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.engine.instructions import tcgen05
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
+from tcemu.engine.instructions.tcgen05_memories import move_places, move_rows_down, pack_cells, reduce_registers, unpack_cells
+from tcemu.engine.instructions.tcgen05_operands import column_counts, scaled_input_is_open, shared_extents
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.legality import manual_section
 from tcemu.engine.isa.targets import TARGETS
@@ -224,7 +226,7 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
         held = _holds_columns(memory.tensor_memory(machine).owners, column + first, last - first + 1)
         machine = note_undefined(machine, _spread(machine, ~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message(), bound.statement)
     machine = machine.restrict_active(~where)
-    one = lambda address, warp: tcgen05.move_places(op, address, columns, warp, offset)
+    one = lambda address, warp: move_places(op, address, columns, warp, offset)
     warps = jnp.arange(address.shape[1], dtype=jnp.int32)
     places = jax.vmap(jax.vmap(one), in_axes=(0, None))(address, warps)
     block = jnp.arange(address.shape[0], dtype=jnp.int32).reshape(-1, *(1,) * (places.ndim - 1))
@@ -237,10 +239,10 @@ def _load(bound: BoundStatement[Tcgen05Move]) -> Callable[[Machine], Machine]:
     def execute(machine: Machine) -> Machine:
         active = machine.active
         places, machine = _move_places(machine, bound)
-        values = tcgen05.pack_cells(op, memory.tensor_memory(machine).cells.ravel()[places])
+        values = pack_cells(op, memory.tensor_memory(machine).cells.ravel()[places])
         machine = write_registers(machine, bound, "r", values)
         if op.reduction is not None:
-            machine = machine.write(bound.operands["reduced"], "b32", machine.threads(tcgen05.reduce_registers(op, values)))
+            machine = machine.write(bound.operands["reduced"], "b32", machine.threads(reduce_registers(op, values)))
         return replace(machine, active=active)
 
     return execute
@@ -252,7 +254,7 @@ def _store(bound: BoundStatement[Tcgen05Move]) -> Callable[[Machine], Machine]:
     def execute(machine: Machine) -> Machine:
         active = machine.active
         places, machine = _move_places(machine, bound)
-        values = tcgen05.unpack_cells(op, read_registers(machine, bound, "r"))
+        values = unpack_cells(op, read_registers(machine, bound, "r"))
         state = memory.tensor_memory(machine)
         live = machine.warps(machine.active)
         live = live.reshape(*live.shape, *(1,) * (places.ndim - live.ndim))
@@ -420,7 +422,7 @@ def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
     def shift(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
         at = values["address"]
         wrong = (at >> 16) % QUARTER != 0, _leaves_tensor_memory(at, SHIFT_COLUMNS, cells)
-        return tcgen05.move_rows_down(bound.op.cta_group, at & np.uint32(0xFFFF), cells), jnp.stack(wrong)
+        return move_rows_down(bound.op.cta_group, at & np.uint32(0xFFFF), cells), jnp.stack(wrong)
 
     def execute(machine: Machine) -> Machine:
         values = {"address": machine.address(address).astype(jnp.uint32)}
@@ -442,9 +444,9 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
         described = decode_instruction_descriptor(op, idesc)
         layout = accumulator_layout(described.product.m, op.cta_group, ws=op.ws, sparse=op.sparse)
         values = _read_operands(machine, bound)
-        extents = tcgen05.shared_extents(described, mask)
+        extents = shared_extents(described, mask)
         extents = {name: extent for name, extent in extents.items() if name in values}
-        columns = {name: count for name, count in tcgen05.column_counts(described).items() if name in values}
+        columns = {name: count for name, count in column_counts(described).items() if name in values}
 
         def multiply(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
             wrong = [_leaves_shared_memory(values[name], shared, *extent[:3]) for name, extent in extents.items()]
@@ -452,7 +454,7 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
             lane = values["d"] >> 16
             wrong.append((lane != 0) & ((lane != 16) | (not layout.rows_above)))
             if scale and bound.checked:
-                wrong.append(tcgen05.scaled_input_is_open(described, values["d"], values["enable_input_d"], scale, cells))
+                wrong.append(scaled_input_is_open(described, values["d"], values["enable_input_d"], scale, cells))
             fresh = tcgen05.mma(
                 op, idesc=idesc, shared=shared, tmem=cells, zero_column_mask=mask, scale_input_d=scale, target=bound.target, **values
             )

@@ -7,7 +7,6 @@ kernels: `fused_attention.py`. Held to words of PyTorch 2.11.0 on an H200: `test
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 import jax
@@ -25,7 +24,8 @@ from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import KERNELS, FusedOperands, by_rows, fused_forward, fused_kernel
 from tcemu.operations.functional.torch_cuda.reduce_plans import GPUS
-from tcemu.operations.functional.torch_cuda.softmax import softmax
+from tcemu.operations.functional.torch_cuda.rows import reduce
+from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices
 from tcemu.operations.products.matmul import matmul
 
@@ -131,6 +131,7 @@ def attention(
     bias: ArrayLike | None = None,
     scale: float | None = None,
     gpu: str = "H200",
+    multiply: Multiply | None = None,
 ) -> tuple[Array, Array]:
     """Compute `scaled_dot_product_attention` as one of PyTorch's backends does.
 
@@ -143,6 +144,8 @@ def attention(
         bias: Added to the scaled scores, or booleans, of which False hides a key. It broadcasts to [batch, heads, queries, keys].
         scale: Factor of the scores; None: 1 / sqrt(size).
         gpu: "H100" or "H200".
+        multiply: Of "math" with one head in all, which PyTorch computes by products of matrices: computes A·B of f32 matrices, given
+            transposed_a and transposed_b as `tcemu.uses.replay.torch_products.matmul`. With more heads cuBLAS's batched product is a chain.
 
     Returns:
         The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
@@ -156,11 +159,10 @@ def attention(
     Source: as the modules of `torch_cuda` say; words of an H200 that agree: the census in tests/operations/functional.
     """
     call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
-    return _math(call) if backend == "math" else _fused(call)
+    return _math(call, _product(call, multiply)) if backend == "math" else _fused(call)
 
 
-OPEN_ORDERS = ("raise", "ascending")
-BACKWARDS = ("flash", "cudnn", "efficient")  # the backends whose backward is known
+OPEN_ORDERS = ("raise", "lockstep")
 
 
 def attention_backward(
@@ -176,6 +178,7 @@ def attention_backward(
     bias: ArrayLike | None = None,
     scale: float | None = None,
     gpu: str = "H200",
+    multiply: Multiply | None = None,
     open_order: str = "raise",
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of `attention` as one of PyTorch's backends does.
@@ -187,13 +190,14 @@ def attention_backward(
         v: As in `attention`.
         out: The result of `attention`.
         logsumexp: Its second result.
-        backend: A key of BACKWARDS.
+        backend: As in `attention`.
         causal: As in `attention`.
         bias: As in `attention`.
         scale: As in `attention`.
         gpu: As in `attention`.
-        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "ascending", by which blocks of keys
-            are added in ascending order: one of the results that the GPU may give.
+        multiply: As in `attention`.
+        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "lockstep", by which blocks of keys
+            are added as if all ran at the same pace: one of the results that the GPU may give.
 
     Returns:
         The gradients of q, k and v, in their shapes and dtype.
@@ -206,22 +210,24 @@ def attention_backward(
     if open_order not in OPEN_ORDERS:
         raise ValueError(f"open_order={open_order!r}: expected one of {', '.join(OPEN_ORDERS)}")
     call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
-    if backend not in BACKWARDS:
-        raise NotModelled(f"{backend}: no rule is known of its backward; known are {', '.join(BACKWARDS)} (torch_cuda/attention.py)")
     shapes = {"grad": jnp.shape(grad), "out": jnp.shape(out)}
-    if set(shapes.values()) != {call.q.shape} or jnp.shape(logsumexp) != call.q.shape[:3]:
+    stored = (*call.q.shape[:3], call.k.shape[2]) if backend == "math" else call.q.shape[:3]
+    if set(shapes.values()) != {(*call.q.shape[:3], call.v.shape[-1])} or jnp.shape(logsumexp) != stored:
         raise ValueError(
             f"attention_backward: got grad {list(shapes['grad'])}, out {list(shapes['out'])}, logsumexp {list(jnp.shape(logsumexp))}; "
-            f"expected {list(call.q.shape)} twice, and {list(call.q.shape[:3])}"
+            f"expected {[*call.q.shape[:3], call.v.shape[-1]]} twice, and {list(stored)}"
         )
     grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
-    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1] or call.q.shape[1] != call.k.shape[1]):
-        raise NotModelled("cudnn: known is the backward without a bias, of equal heads and head sizes (torch_cuda/attention.py)")
-    if backend != "efficient":
-        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_ascending_order=open_order == "ascending")
+    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1]):
+        raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
+    in_lockstep = open_order == "lockstep"
+    if backend == "math":
+        found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
+    elif backend == "efficient":
+        found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale, in_lockstep=in_lockstep)
     else:
-        found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale)
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_lockstep=in_lockstep)
     dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
     return dq, dk, dv
 
@@ -310,32 +316,83 @@ def _fused(call: _Call) -> tuple[Array, Array]:
         None if call.bias is None else call.bias.reshape(batch, key_heads, rows, -1),
     )  # fmt: skip
     found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale)
-    out = by_rows(jax.jit(partial(convert, F32, call.fmt)), found.out)
-    result = to_float(call.fmt, jnp.asarray(out).reshape(batch, heads, queries, width), given_dtype(call.fmt))
-    return result, to_float(F32, jnp.asarray(found.logsumexp).reshape(batch, heads, queries))
+    out = by_rows(convert, found.out, fixed=(F32, call.fmt))
+    out, logarithms = out.reshape(batch, heads, queries, width), found.logsumexp.reshape(batch, heads, queries)
+    if isinstance(out, np.ndarray):
+        return jax.device_put(out.view(given_dtype(call.fmt))), jax.device_put(np.asarray(logarithms).view(np.float32))
+    return to_float(call.fmt, out, given_dtype(call.fmt)), to_float(F32, logarithms)
 
 
 # ---- the math backend
 
 
-def multiply_by_chain(a: Array, b: Array) -> Array:
-    """Return A·B of f32 arrays [..., M, K] and [..., K, N] by one chain of fma over K, which cuBLAS's batched product without TF32 is."""
+Multiply = Callable[..., Array]  # of A, B, transposed_a and transposed_b
+
+
+def multiply_by_chain(a: Array, b: Array, *, transposed_a: bool = False, transposed_b: bool = False) -> Array:
+    """Return A·B of f32 arrays [..., M, K] and [..., K, N] by one chain of fma over K, whatever their memory orders."""
     recipe = KernelRecipe(F32, F32, F32, Lanes(), Slices.single(a.shape[-1]), Merge(start="zero"))
     return matmul(a, b, recipe=recipe)
 
 
-def _math(call: _Call) -> tuple[Array, Array]:
-    """Compute in f32: q and k are each multiplied by the square root of the scale, and the result is rounded once."""
-    group = call.q.shape[1] // call.k.shape[1]
-    q, k, v = (convert(call.fmt, F32, x) for x in (call.q, jnp.repeat(call.k, group, 1), jnp.repeat(call.v, group, 1)))
-    root = float(np.sqrt(call.scale))
-    numbers = lambda value: to_float(F32, value.codes)
-    scores = multiply_by_chain(numbers(Value(q) * root), numbers(Value(jnp.swapaxes(k, -1, -2)) * root))
+def _product(call: _Call, multiply: Multiply | None) -> Multiply:
+    """Return what computes the products of a call. Raises NotModelled for one head without `multiply`."""
+    if call.q.shape[0] * call.q.shape[1] > 1:
+        return multiply_by_chain
+    if multiply is None:
+        raise NotModelled(
+            "math: got one head in all, for which PyTorch multiplies matrices by kernels that depend on their shapes; give multiply="
+            "tcemu.uses.replay.torch_products.matmul (torch_cuda/attention.py)"
+        )
+    return lambda a, b, **orders: multiply(a[0, 0], b[0, 0], **orders)[None, None]
+
+
+def _math_operands(call: _Call) -> tuple[Array, Array, Array]:
+    """Return the operands in f32, of all heads: q and k are each multiplied by the square root of the scale."""
+    group, root = call.q.shape[1] // call.k.shape[1], float(np.sqrt(call.scale))
+    q, k, v = (Value(convert(call.fmt, F32, x)) for x in (call.q, jnp.repeat(call.k, group, 1), jnp.repeat(call.v, group, 1)))
+    return _numbers(q * root), _numbers(k * root), _numbers(v)
+
+
+def _numbers(value: Value) -> Array:
+    return to_float(F32, value.codes)
+
+
+def _turned(x: Array) -> Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _math(call: _Call, multiply: Multiply) -> tuple[Array, Array]:
+    """Compute in f32; the result is rounded once."""
+    q, k, v = _math_operands(call)
+    scores = multiply(q, _turned(k), transposed_b=True)
     if call.causal:
         hidden = np.arange(k.shape[2])[None] > np.arange(q.shape[2])[:, None]
         scores = jnp.where(hidden, -jnp.inf, scores)
     if call.bias is not None:
-        scores = numbers(Value(array_codes(scores)[1]) + Value(call.bias))
+        scores = _numbers(Value(array_codes(scores)[1]) + Value(call.bias))
     weights = softmax(scores)
-    out = multiply_by_chain(weights, to_float(F32, v))
+    out = multiply(weights, v)
     return to_float(call.fmt, convert(F32, call.fmt, array_codes(out)[1]), given_dtype(call.fmt)), weights
+
+
+def _math_backward(call: _Call, multiply: Multiply, grad: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Compute the gradients that autograd gives of the math backend's operators, codes of the operands' format."""
+    q, k, v = _math_operands(call)
+    wide = to_float(F32, convert(call.fmt, F32, grad))
+    of_scores = softmax_backward(multiply(wide, _turned(v), transposed_b=True), weights)
+    root, group = float(np.sqrt(call.scale)), q.shape[1] // call.k.shape[1]
+
+    def finished(x: Array, factor: float, group: int) -> Array:
+        """Multiply by a factor, add the heads of a group, and round."""
+        scaled = Value(array_codes(x)[1]) * factor
+        if group > 1:
+            parts = _numbers(scaled).reshape(x.shape[0], -1, group, *x.shape[2:])
+            scaled = Value(array_codes(reduce("sum", parts, 2, gpu=call.gpu))[1])
+        return convert(F32, call.fmt, scaled.codes)
+
+    return (
+        finished(multiply(of_scores, k), root, 1),
+        finished(_turned(multiply(_turned(q), of_scores, transposed_a=True)), root, group),
+        finished(multiply(_turned(weights), wide, transposed_a=True), 1.0, group),
+    )

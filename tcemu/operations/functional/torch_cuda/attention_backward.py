@@ -3,8 +3,9 @@
 In FlashAttention 2 a block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its
 products are chains over the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys:
 of up to two blocks the order is no matter, of more it is open. cuDNN, whose source is closed, does the same by other tiles, in ascending
-order. In CUTLASS's kernel a lock guards these additions, each of which continues
-a chain: known is one block of keys.
+order. In CUTLASS's kernel a lock guards these additions, each of which continues a chain, so that the order counts from two blocks of keys
+on. Each block of keys begins at another block of queries: blocks that run at the same pace, in lockstep, come to a query one after the
+other. That order gave the words of an H200 in all 12 cases of the census with several blocks.
 
 Source: FlashAttention 2, csrc/flash_attn/src/flash_bwd_kernel.h, flash_bwd_preprocess_kernel.h and flash_bwd_launch_template.h; PyTorch
 2.11.0, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd; PyTorch, mem_eff_attention/kernel_backward.h. Held to
@@ -13,6 +14,7 @@ words of PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import e, log2
 from typing import NamedTuple
@@ -25,8 +27,10 @@ from jax import Array, lax
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
 from tcemu.engine.formats.coding import convert
+from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, where
+from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import (
     INFINITY,
     LARGEST_HEAD,
@@ -37,10 +41,10 @@ from tcemu.operations.functional.torch_cuda.fused_attention import (
     rescale,
     softmax_factors,
 )
+from tcemu.operations.functional.torch_cuda.rows import reduce
 
 DEPTH = 16  # K of the mma instruction
 VECTOR = 8  # elements that a thread loads at a time
-MOST_SUMMED = 4  # gradients of a group's heads that one thread adds in turn
 
 
 class BackwardTiles(NamedTuple):
@@ -60,8 +64,7 @@ TILES = {  # head size up to which a kernel serves
 }
 
 
-CUDNN_HEAD = 64
-CUDNN_TILES = BackwardTiles(64, 64)  # by the names of its kernels: sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64
+CUDNN_TILES = BackwardTiles(64, 128)  # keys that one chain adds: found by words of head sizes 64, 128 and 160
 
 
 class BackwardOperands(NamedTuple):
@@ -84,9 +87,9 @@ class BlockGradients(NamedTuple):
 
 @jax.jit
 def _row_products_in_pairs(grad: Array, out: Array) -> Array:
-    """Return the sum of grad * out of each row as cuDNN adds it: 8 threads take 8 elements at a time, and add them pair by pair."""
-    shape = (grad.shape[0], -1, VECTOR, VECTOR // 2, 2)
-    x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], VECTOR, 2) for a in (grad, out))
+    """Return the sum of grad * out of each row as cuDNN adds it: each thread adds 8 elements pair by pair, and halves of threads join."""
+    shape = (grad.shape[0], -1, VECTOR // 2, 2)
+    x, y = (jnp.moveaxis(a.reshape(shape), 2, 0) for a in (grad, out))
     products = (Value(x) * Value(y)).codes
     pairs = add_f32(products[..., 0], products[..., 1])
     total = lax.scan(lambda total, pair: (add_f32(total, pair), None), pairs[0], pairs[1:])[0]
@@ -137,7 +140,7 @@ def _block_gradients(
 
 
 def fused_backward(
-    name: str, fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_ascending_order: bool = False
+    name: str, fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_lockstep: bool = False
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
 
@@ -147,7 +150,7 @@ def fused_backward(
         operands: Their codes.
         causal: A query sees the keys up to its own number.
         scale: Factor of the scores.
-        in_ascending_order: More than two blocks of keys are added to the gradient of the queries in ascending order.
+        in_lockstep: More than two blocks of keys, which come to the same queries together, are added to their gradient in ascending order.
 
     Returns:
         Codes of `fmt`, of the shapes of q, k and v.
@@ -161,18 +164,14 @@ def fused_backward(
     if size > LARGEST_HEAD:
         raise NotModelled(f"{name}: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/attention_backward.py)")
     is_cudnn = name == "cudnn"
-    if is_cudnn and size > CUDNN_HEAD:
-        raise NotModelled(
-            f"cudnn: got head size {size}; known is the backward of sizes up to {CUDNN_HEAD}: above, grad * out is added in another "
-            "order, which some gradients of the queries and keys show (torch_cuda/attention_backward.py)"
-        )
     tile_size, tiles = next((most, tiles) for most, tiles in TILES.items() if size <= most)
-    tile_size, tiles = (-(-size // 64) * 64, CUDNN_TILES) if is_cudnn else (tile_size, tiles)
+    if is_cudnn:  # a power of two of threads
+        tile_size, tiles = VECTOR << (-(-size // VECTOR) - 1).bit_length(), CUDNN_TILES
     blocks = -(-keys // tiles.keys)
-    if blocks > 2 and not in_ascending_order:
+    if blocks > 2 and not in_lockstep:
         raise NotModelled(
             f"{name}: the order is open: {blocks} blocks of {tiles.keys} keys are added to the gradient of the queries by atomics, so that "
-            "the GPU's own words differ from call to call; of two blocks they do not, and open_order='ascending' gives one order "
+            "the GPU's own words differ from call to call; of two blocks they do not, and open_order='lockstep' gives one order "
             "(torch_cuda/attention_backward.py)"
         )
     rows = -(-queries // tiles.queries) * tiles.queries
@@ -227,7 +226,7 @@ def fused_backward(
 # ---- CUTLASS
 
 
-CUTLASS_KEYS = {64: 64, 128: 128}  # head size up to which a kernel serves: keys of a block
+CUTLASS_TILES = {64: BackwardTiles(64, 64), 128: BackwardTiles(128, 128)}  # head size up to which a kernel serves
 CUTLASS_THREADS = {64: 2, 128: 4}  # that share a row of grad * out
 CUTLASS_DEPTH = 8  # K of the mma instruction
 
@@ -245,58 +244,87 @@ def _cutlass_gradients(
     return BlockGradients(p, convert(F32, fmt, ds.codes))
 
 
-def cutlass_backward(fmt: Format, operands: BackwardOperands, bias: Array | None, causal: bool, scale: float) -> tuple[Array, Array, Array]:
-    """Compute the gradients of queries, keys and values of one block of keys; arguments and result as in `fused_backward`.
+def cutlass_backward(
+    fmt: Format, operands: BackwardOperands, bias: Array | None, causal: bool, scale: float, *, in_lockstep: bool = False
+) -> tuple[Array, Array, Array]:
+    """Compute the gradients of queries, keys and values; arguments and result as in `fused_backward`.
 
     bias: f32 codes [batch, heads, queries, keys], or None.
 
     Raises:
-        NotModelled: There is more than one block of keys, or the head size is another one.
+        NotModelled: The order of the blocks of keys is open, or the head size is another one.
     """
     grad, q, k, v, out, logsumexp = operands
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
-    if size > max(CUTLASS_KEYS) or v.shape[-1] != size:
-        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]}; known are equal ones up to {max(CUTLASS_KEYS)}")
-    tile_size = next(most for most in CUTLASS_KEYS if size <= most)
-    width = CUTLASS_KEYS[tile_size]
-    if keys > width:
+    if size > max(CUTLASS_TILES) or v.shape[-1] != size:
+        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]}; known are equal ones up to {max(CUTLASS_TILES)}")
+    tile_size, tiles = next((most, tiles) for most, tiles in CUTLASS_TILES.items() if size <= most)
+    blocks, turns = -(-keys // tiles.keys), -(-queries // tiles.queries)
+    if blocks > 1 and not in_lockstep:
         raise NotModelled(
-            f"efficient: the order is open: {keys} keys are several blocks of {width}, and a lock decides which adds to the gradient of "
-            "the queries first; one block is known (torch_cuda/attention_backward.py)"
+            f"efficient: the order is open: {keys} keys are several blocks of {tiles.keys}, and a lock decides which adds to the gradient "
+            "of the queries first; one block is known, and open_order='lockstep' gives one order (torch_cuda/attention_backward.py)"
         )
+    rows, columns = turns * tiles.queries, blocks * tiles.keys
     flat = lambda x: x.reshape(-1, x.shape[-1])
+
+    def padded(x: Array, length: int, fill: np.uint32 | int = 0) -> Array:
+        return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
+
     wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (out, grad)]
     row_sums = by_rows(partial(_row_products, CUTLASS_THREADS[tile_size], False), *wide)
-    k, v = (jnp.pad(x, [(0, 0), (0, 0), (0, width - keys), (0, 0)]) for x in (k, v))
-    limits = np.minimum(np.arange(queries) + 1, keys) if causal else np.full(queries, keys)
+    row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
+    q, grad, lse = padded(q, rows), padded(grad, rows), padded(logsumexp[..., None], rows, INFINITY)
+    k, v = padded(k, columns), padded(v, columns)
+    limits = np.minimum(np.arange(rows) + 1, keys) if causal else np.full(rows, keys)
     limits = np.tile(limits, batch * heads).astype(np.int32)[:, None]
     added = jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias
-    added = jnp.pad(added, [(0, 0)] * 3 + [(0, width - keys)])
+    added = jnp.pad(added, [(0, 0), (0, 0), (0, rows - queries), (0, columns - keys)])
     product = lambda a, b: multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
     factor = np.array(np.float32(scale).view(np.uint32))
     p, ds = by_rows(
         lambda *x: _cutlass_gradients(fmt, factor, *x),
-        flat(product(q, k)), flat(product(grad, v)), limits, flat(added), logsumexp.reshape(-1, 1), row_sums,
+        flat(product(q, k)), flat(product(grad, v)), limits, flat(added), flat(lse), flat(row_sums),
     )  # fmt: skip
-    p, ds = (jnp.asarray(x).reshape(batch, heads, queries, width) for x in (p, ds))
+    p, ds = (jnp.asarray(x).reshape(batch, heads, rows, columns) for x in (p, ds))
     turned = lambda x: jnp.swapaxes(x, -1, -2)
-    found = product(ds, turned(k)), product(turned(ds), turned(q))[:, :, :keys], product(turned(p), turned(grad))[:, :, :keys]
-    dq, dk, dv = (jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), flat(x))).reshape(x.shape) for x in found)
+    visits = [_visits(block, tiles, turns, causal) for block in range(blocks)]
+    of_q, of_k, of_v = [], [], []
+    for block, visited in enumerate(visits):
+        own, taken = slice(block * tiles.keys, (block + 1) * tiles.keys), _elements(visited, tiles.queries)
+        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken])))
+        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken])))
+    for turn in range(turns):  # blocks of keys add in the order in which they come to these queries
+        taken = _elements(sorted((b for b in range(blocks) if turn in visits[b]), key=lambda b: visits[b].index(turn)), tiles.keys)
+        own = slice(turn * tiles.queries, (turn + 1) * tiles.queries)
+        of_q.append(product(ds[:, :, own, taken], turned(k[:, :, taken])))
+    found = ((of_q, queries), (of_k, keys), (of_v, keys))
+    joined = [jnp.concatenate(parts, axis=2)[:, :, :length] for parts, length in found]
+    dq, dk, dv = (jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), flat(x))).reshape(x.shape) for x in joined)
     return dq, dk, dv
 
 
+def _visits(block: int, tiles: BackwardTiles, turns: int, causal: bool) -> list[int]:
+    """Return the blocks of queries of CUTLASS's kernel in the order in which a block of keys takes them.
+
+    Source: kernel_backward.h, getQueryStart, getQueryStartShift and getSmallestQueryForKey.
+    """
+    if causal:
+        return list(range(block * tiles.keys // tiles.queries, turns))
+    first = block % turns
+    return [*range(first, turns), *range(first)]
+
+
+def _elements(blocks: Sequence[int], size: int) -> np.ndarray:
+    """Return the numbers of the elements of blocks of a size."""
+    return np.concatenate([np.arange(block * size, (block + 1) * size) for block in blocks] or [np.arange(0)])
+
+
 def _sum_of_groups(fmt: Format, gradients: Array, group: int) -> Array:
-    """Add the rounded gradients of the heads of a group, as PyTorch does after the kernel: in f32, in turn."""
+    """Add the rounded gradients of the heads of a group, as PyTorch does after the kernel on [batch, keys, key heads, group, size]."""
     if group == 1:
         return gradients
-    if group > MOST_SUMMED:
-        raise NotModelled(
-            f"got groups of {group} heads; known is the sum of up to {MOST_SUMMED}, which one thread adds in turn "
-            "(torch_cuda/attention_backward.py)"
-        )
-    parts = convert(fmt, F32, gradients).reshape(gradients.shape[0], -1, group, *gradients.shape[2:])
-    total = Value(parts[:, :, 0])
-    for head in range(1, group):
-        total = total + Value(parts[:, :, head])
-    return convert(F32, fmt, total.codes)
+    parts = gradients.reshape(gradients.shape[0], -1, group, *gradients.shape[2:]).transpose(0, 3, 1, 2, 4)
+    total = array_codes(reduce("sum", to_float(fmt, parts, given_dtype(fmt)), 3))[1]
+    return total.transpose(0, 2, 1, 3)

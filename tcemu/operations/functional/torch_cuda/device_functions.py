@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.base import bits
+from tcemu.base.jax_internals import traced_by_name
 from tcemu.engine.arithmetic import fma as exact_fma
 from tcemu.engine.arithmetic import special_functions
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32, is_nan_f32, less_f32
@@ -26,13 +27,14 @@ from tcemu.engine.formats.coding import Number as ExactNumber
 from tcemu.engine.formats.coding import convert, encode, limbs_to_codes
 from tcemu.engine.formats.number_formats import F32, F64
 
-multiply_codes = jax.jit(multiply_f32)
+multiply_codes = traced_by_name(jax.jit(multiply_f32))
 _add_towards_zero = jax.jit(lambda x, y: exact_fma.add(x, y, F32, "RZ"))
 _ex2, _rcp, _rsqrt = (jax.jit(getattr(special_functions, name)) for name in ("ex2", "rcp", "rsqrt"))
 Number = float | int
 ONE_CODE = np.uint32(0x3F800000)
 
 
+@traced_by_name
 @jax.jit
 def divide_f32(x: Array, y: Array) -> Array:
     """Return x / y, rounded once; f32 codes of one shape."""
@@ -125,6 +127,7 @@ def rsqrt(x: Value) -> Value:
     return Value(_rsqrt(x.codes))
 
 
+@traced_by_name
 @jax.jit
 def root_f32(codes: Array) -> Array:
     """Return the square root, rounded once: a guess of the device, which two exact comparisons correct."""

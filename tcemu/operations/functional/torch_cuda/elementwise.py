@@ -194,6 +194,9 @@ ROUNDED_BETWEEN: dict[str, Callable[..., Value]] = {  # formulas in the operands
     "pow3": lambda x, fmt: round_value(x * x, fmt) * x,
     "pow_minus_2": lambda x, fmt: 1.0 / round_value(x * x, fmt),
     "mse_loss": lambda x, y, fmt: _square(round_value(x - y, fmt)),
+    "mse_loss_backward": lambda grad, x, y, fmt, factor: (
+        round_value(round_value(as_value(factor), fmt) * round_value(x - y, fmt), fmt) * grad
+    ),
     "sigmoid_backward": lambda grad, y, fmt: round_value(grad * round_value(1.0 - y, fmt), fmt) * y,
     "tanh_backward": _tanh_backward,
 }

@@ -30,6 +30,7 @@ from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, logf, rcp, where
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 from tcemu.operations.functional.torch_cuda.reduce_plans import GPUS
 from tcemu.operations.products.recipes import Recipe
 
@@ -331,16 +332,31 @@ def combine_splits(count: int, parts: tuple[RowResult, ...]) -> RowResult:
     return RowResult(out.codes, lse.codes)
 
 
-def by_rows(function: Callable, *operands: Any) -> Any:
-    """Call a function of arrays [rows, ...] in parts of ROWS_PER_CALL rows; under a trace, once."""
+@lru_cache(maxsize=256)
+def _of_leaves(function: Callable, fixed: tuple[Any, ...], tree: Any) -> Callable:
+    """Return a function of the leaves of its operands; equal ones are one object."""
+    return lambda *leaves: function(*fixed, *jax.tree.unflatten(tree, leaves))
+
+
+def by_rows(function: Callable, *operands: Any, fixed: tuple[Any, ...] | None = None) -> Any:
+    """Call a function of arrays [rows, ...] in parts of ROWS_PER_CALL rows; under a trace, once.
+
+    Args:
+        function: The function.
+        *operands: Its operands. Those without axes go to every part.
+        fixed: Static arguments before the operands. If they are given, NumPy computes, and nothing is compiled.
+    """
     leaves, tree = jax.tree.flatten(operands)
     if any(isinstance(x, Tracer) for x in leaves):
-        return function(*operands)
-    rows = leaves[0].shape[0]
+        return function(*(fixed or ()), *operands)
+    rows = next(x.shape[0] for x in leaves if np.ndim(x))
     pad = -rows % ROWS_PER_CALL
-    given = [np.pad(np.asarray(x), [(0, pad)] + [(0, 0)] * (x.ndim - 1)) for x in leaves]
+    given = [np.pad(np.asarray(x), [(0, pad)] + [(0, 0)] * (x.ndim - 1)) if np.ndim(x) else x for x in leaves]
+    compute = lambda *x: function(*jax.tree.unflatten(tree, x))
+    if fixed is not None:
+        compute = partial(evaluate_by_numpy, _of_leaves(function, fixed, tree))
     parts = [
-        jax.tree.map(np.asarray, function(*jax.tree.unflatten(tree, [x[start : start + ROWS_PER_CALL] for x in given])))
+        jax.tree.map(np.asarray, compute(*(x[start : start + ROWS_PER_CALL] if np.ndim(x) else x for x in given)))
         for start in range(0, rows + pad, ROWS_PER_CALL)
     ]
     return jax.tree.map(lambda *x: np.concatenate(x)[:rows], *parts)
@@ -372,6 +388,8 @@ def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, que
     Returns:
         f32 codes [batch * key heads * rows, size] and [..., 1].
     """
+    if not any(isinstance(x, Tracer) for x in operands):
+        operands = FusedOperands(*(None if x is None else np.asarray(x) for x in operands))  # type: ignore[arg-type]
     keys = operands.k.shape[-2]
     rows = np.tile(np.arange(queries), operands.q.shape[-2] // queries)
     limits = np.minimum(rows + 1, keys) if causal else np.full(rows.size, keys)
@@ -382,7 +400,7 @@ def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, que
     for first in range(0, per_split * kernel.splits, per_split):
         numbers = range(min(first, blocks), min(first + per_split, blocks))
         parts.append(_forward_blocks(kernel, fmt, operands, numbers, limits, scale, rows, causal))
-    return parts[0] if kernel.splits == 1 else by_rows(partial(combine_splits, kernel.splits), tuple(parts))
+    return parts[0] if kernel.splits == 1 else by_rows(combine_splits, tuple(parts), fixed=(kernel.splits,))
 
 
 def _forward_blocks(
@@ -398,32 +416,27 @@ def _forward_blocks(
     """Compute the forward over some blocks of keys. limits: keys that each row sees; places: its number among its head's queries."""
     kind, (q, k, v, bias) = KERNELS[kernel.name], operands
     lead, rows, width = q.shape[:-1], limits.size, v.shape[-1]
+    xp: Any = np if isinstance(q, np.ndarray) else jnp  # what NumPy moves needs no program
+    product = lambda a, b, c: xp.asarray(multiply_codes_by_rows(fmt, kernel.depth, a, b, c))
     factors = softmax_factors(kernel.name, scale, bias is not None)
-    state = RowState(jnp.full((rows, 1), MINUS_INFINITY), jnp.zeros((rows, 1 if kind.sums == "warps" else LANES), jnp.uint32))
-    sums: Array = jnp.zeros((rows, width), jnp.uint32)
+    state = RowState(xp.full((rows, 1), MINUS_INFINITY), xp.zeros((rows, 1 if kind.sums == "warps" else LANES), np.uint32))
+    sums: Array = xp.zeros((rows, width), np.uint32)
     # keys that the block of 32 queries with a row sees, by which the kernel that adds in memory knows its last block
     of_tile = np.minimum(np.tile(places // 32 * 32 + 32, rows // places.size), k.shape[-2]) if causal else limits
     for number in reversed(numbers) if kind.descending else numbers:
         start = number * kernel.keys
         pad = [(0, 0), (0, 0), (0, max(0, start + kernel.keys - k.shape[-2])), (0, 0)]
-        own_k, own_v = (jnp.pad(x[:, :, start : start + kernel.keys], pad) for x in (k, v))
-        scores = multiply_codes_by_rows(fmt, kernel.depth, q, own_k, jnp.zeros((*lead, kernel.keys), jnp.uint32))
+        own_k, own_v = (xp.pad(x[:, :, start : start + kernel.keys], pad) for x in (k, v))
+        scores = product(q, own_k, xp.zeros((*lead, kernel.keys), np.uint32))
         own_bias = None
         if bias is not None:
-            own_bias = jnp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
-        step = partial(block_softmax, kind, fmt, factors)
+            own_bias = xp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
         seen = (limits - start)[:, None]
-        if own_bias is None:
-            state, p, decay = by_rows(lambda s, n, st, step=step: step(s, n, None, st), scores.reshape(rows, -1), seen, state)
-        else:
-            state, p, decay = by_rows(step, scores.reshape(rows, -1), seen, own_bias, state)
-        running = jnp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay)
-        own_v = jnp.swapaxes(own_v, -1, -2)
-        found = multiply_codes_by_rows(
-            fmt, kernel.depth, jnp.asarray(p).reshape(*lead, kernel.keys), own_v, jnp.asarray(running).reshape(*lead, width)
-        ).reshape(rows, width)
+        state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, fixed=(kind, fmt))
+        running = xp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay, fixed=())
+        found = product(p.reshape(*lead, kernel.keys), xp.swapaxes(own_v, -1, -2), running.reshape(*lead, width)).reshape(rows, width)
         if kernel.in_memory:
             flags = np.stack([np.full(rows, start == 0), of_tile <= start + kernel.keys, of_tile > start], axis=-1).astype(np.int32)
-            found = by_rows(_add_in_memory, sums, found, decay, state.sums, flags)
+            found = by_rows(_add_in_memory, sums, found, decay, state.sums, flags, fixed=())
         sums = found
-    return by_rows(lambda s, st: finish_rows(kernel.name, kernel.splits > 1, kernel.in_memory, s, st, factors.scale), sums, state)
+    return by_rows(finish_rows, sums, state, factors.scale, fixed=(kernel.name, kernel.splits > 1, kernel.in_memory))

@@ -19,7 +19,7 @@ from tcemu.engine.arithmetic.sum_tree import Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, where
-from tcemu.operations.functional.torch_cuda.elementwise import round_value
+from tcemu.operations.functional.torch_cuda.elementwise import elementwise, round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
 from tcemu.operations.functional.torch_cuda.rows import operand_codes, reduce, result_array
@@ -228,3 +228,27 @@ def cross_entropy_backward(
     _, of_target = _values("cross_entropy", nll_loss_backward(own, logarithms, target, total_weight, None, reduction, ignore_index))
     spread = where((jnp.asarray(target) == ignore_index)[:, None], 0.0, -spread)
     return log_softmax_backward(result_array(of_target + spread, fmt), logarithms, -1)
+
+
+def mse_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean", *, gpu: str = "H200") -> Array:
+    """Compute the mean squared error as PyTorch's `mse_loss` on a GPU does: the squares are rounded to the dtype before they are added.
+
+    Args:
+        x: bfloat16, float16 or float32, contiguous.
+        target: Of x's dtype and shape.
+        reduction: "mean", "sum" or "none".
+        gpu: As in `rows.reduce`.
+
+    Raises:
+        NotModelled: The reduction, the dtype or the GPU is another one.
+    """
+    _check(reduction)
+    squares = elementwise("mse_loss", x, target)
+    return squares if reduction == "none" else reduce(reduction, squares, None, gpu=gpu)
+
+
+def mse_loss_backward(grad: ArrayLike, x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Array:
+    """Compute the gradient of `mse_loss`, for a gradient of its result that broadcasts to x; arguments and errors as there."""
+    _check(reduction)
+    grads = jnp.broadcast_to(jnp.asarray(grad), jnp.shape(x))
+    return elementwise("mse_loss_backward", grads, x, target, factor=2.0 / max(np.size(x), 1) if reduction == "mean" else 2.0)

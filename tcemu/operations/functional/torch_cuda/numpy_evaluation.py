@@ -1,38 +1,26 @@
 """Functions of JAX evaluated by NumPy, equation by equation: nothing is compiled, so that the first call of a shape does not wait for XLA.
 
-The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are jitted functions by
-name. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
+The functions are those of this room: f32 codes, whose additions, products, quotients, roots and fused multiply-adds are traced as their
+names alone. In their place NumPy computes with floats, which gives the same bits: NumPy's f32 operations are IEEE operations, which nothing
 contracts or flushes. Every other equation is one of integers, or a move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
+from jax.extend.core import JaxprEqn
 
-from tcemu.base.jax_internals import split_scan_operands
+from tcemu.base.jax_internals import tracing_names
+from tcemu.base.numpy_programs import NumpyProgram
 from tcemu.engine.arithmetic.special_functions import NAN
 
 F32 = np.dtype(np.float32)
-TO_NEAREST_EVEN = int(lax.RoundingMethod.TO_NEAREST_EVEN)
-CALLS = (
-    "pjit",
-    "jit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vmap_call",
-    "custom_partitioning",
-    "remat2",
-)
-INNER = ("jaxpr", "call_jaxpr", "call", "fun_jaxpr")  # parameters that hold the program of a call
 _programs: dict[Any, Any] = {}
 _lock = Lock()
 
@@ -56,7 +44,7 @@ def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return odd.view(np.float64).astype(np.float32)
 
 
-FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a jitted function of f32 codes
+FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a function of f32 codes
     "add_f32": np.add,
     "multiply_f32": np.multiply,
     "divide_f32": np.divide,
@@ -72,130 +60,19 @@ def _call_floats(name: str, *codes: np.ndarray) -> np.ndarray:
     return np.where(invalid, NAN, result) if invalid.any() else result
 
 
-# ---- primitives
+CALLS = {name: partial(_call_floats, name) for name in FLOAT_FUNCTIONS}
 
 
-def _shift(left: bool, arithmetic: bool, x: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Shift as XLA does: by the number of bits or more gives 0, or the sign."""
-    x, bits = np.asarray(x), 8 * np.asarray(x).dtype.itemsize
-    count = np.asarray(count).astype(np.int64) & 0xFFFFFFFF
-    inside = np.minimum(count, bits - 1).astype(x.dtype)
-    if left:
-        return np.where(count >= bits, x.dtype.type(0), x << inside)
-    if arithmetic:
-        signed = np.dtype(f"i{x.dtype.itemsize}")
-        return (x.view(signed) >> inside.view(signed)).view(x.dtype)
-    unsigned = np.dtype(f"u{x.dtype.itemsize}")
-    return np.where(count >= bits, unsigned.type(0), x.view(unsigned) >> inside.view(unsigned)).view(x.dtype)
+def _by_jax(equation: JaxprEqn) -> Callable[..., Any]:
+    """Return the function of an equation that NumPy does not compute, by JAX."""
+    parameters: Any = equation.primitive.get_bind_params(equation.params)
+    functions, options = parameters if isinstance(parameters, tuple) else ((), parameters)  # a tuple before JAX 0.7
 
+    def compute(*operands: np.ndarray) -> Any:
+        found = equation.primitive.bind(*functions, *operands, **options)
+        return found[0] if equation.primitive.multiple_results and len(found) == 1 else found
 
-def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
-    x, dtype = np.asarray(x), np.dtype(new_dtype)
-    if dtype.kind in "iu" and x.dtype.kind not in "iub":  # XLA saturates, and gives 0 for NaN
-        info, wide = np.iinfo(dtype), np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
-        return np.where(wide >= info.max, info.max, np.where(wide <= info.min, info.min, np.clip(wide, -(2.0**62), 2.0**62))).astype(dtype)
-    return x.astype(dtype)
-
-
-def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
-    return np.where(which, cases[1], cases[0]) if np.asarray(which).dtype == bool else np.choose(which, cases)
-
-
-def _broadcast(x: np.ndarray, *_: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int], **__: Any) -> np.ndarray:
-    x = np.asarray(x)
-    own = [1] * len(shape)
-    for axis, place in enumerate(broadcast_dimensions):
-        own[place] = x.shape[axis]
-    return np.broadcast_to(x.reshape(own), shape)
-
-
-def _leading_zeros(x: np.ndarray) -> np.ndarray:
-    x = np.asarray(x)
-    bits = 8 * x.dtype.itemsize
-    _, exponent = np.frexp(x.view(np.dtype(f"u{x.dtype.itemsize}")).astype(np.float64))
-    return (bits - exponent).astype(x.dtype)  # frexp(0) has the exponent 0; 32 bits are exact in f64
-
-
-def _slice(x: np.ndarray, *, start_indices: Any, limit_indices: Any, strides: Any) -> np.ndarray:
-    return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
-
-
-def _pad(x: np.ndarray, value: np.ndarray, *, padding_config: Any) -> np.ndarray:
-    if any(inner or low < 0 or high < 0 for low, high, inner in padding_config):
-        raise NotImplementedError
-    return np.pad(x, [(low, high) for low, high, _ in padding_config], constant_values=np.asarray(value))
-
-
-def _gather(x: np.ndarray, indices: np.ndarray, *, dimension_numbers: Any, slice_sizes: Any, mode: Any, **_: Any) -> np.ndarray:
-    """Take elements or rows of the first axis; anything else is left to JAX."""
-    numbers, indices = dimension_numbers, np.asarray(indices)
-    rest, batch = x.ndim - 1, indices.ndim - 1
-    simple = (
-        numbers.collapsed_slice_dims == (0,)
-        and numbers.start_index_map == (0,)
-        and not numbers.operand_batching_dims
-        and tuple(slice_sizes) == (1, *x.shape[1:])
-        and tuple(numbers.offset_dims) == tuple(range(batch, batch + rest))
-    )
-    places = indices[..., 0]
-    if not simple or ("CLIP" not in str(mode) and places.size and (places.min() < 0 or places.max() >= len(x))):
-        raise NotImplementedError
-    return np.take(x, np.clip(places, 0, len(x) - 1), axis=0)
-
-
-def _scatter(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, dimension_numbers: Any, **_: Any) -> np.ndarray:
-    """Replace elements or rows of the first axis; anything else is left to JAX."""
-    numbers, places = dimension_numbers, np.asarray(indices)[..., 0]
-    simple = numbers.inserted_window_dims == (0,) and numbers.scatter_dims_to_operand_dims == (0,) and not numbers.operand_batching_dims
-    windows = tuple(range(places.ndim, places.ndim + x.ndim - 1)) == tuple(numbers.update_window_dims)
-    if not simple or not windows or (places.size and (places.min() < 0 or places.max() >= len(x))):
-        raise NotImplementedError
-    found = np.array(x)
-    found[places] = updates
-    return found
-
-
-def _reduce(how: Any, x: np.ndarray, *, axes: Sequence[int], **_: Any) -> np.ndarray:
-    return how.reduce(x, axis=tuple(axes))
-
-
-def _argmax(x: np.ndarray, *, axes: Sequence[int], index_dtype: Any, **_: Any) -> np.ndarray:
-    return np.argmax(x, axis=axes[0]).astype(index_dtype)
-
-
-def _round_half(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
-    if int(rounding_method) != TO_NEAREST_EVEN:
-        raise NotImplementedError
-    return np.rint(x)
-
-
-def _plain(how: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of NumPy that ignores a primitive's parameters."""
-    return lambda *operands, **_: how(*operands)
-
-
-PRIMITIVES: dict[str, Callable[..., Any]] = {
-    **{
-        name: _plain(how)
-        for name, how in {
-            "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor,
-            "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "eq": np.equal, "ne": np.not_equal,
-            "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "min": np.minimum, "max": np.maximum,
-            "is_finite": np.isfinite, "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), "select_n": _select,
-            "shift_left": partial(_shift, True, False), "shift_right_logical": partial(_shift, False, False),
-            "shift_right_arithmetic": partial(_shift, False, True), "clz": _leading_zeros,
-            **dict.fromkeys(("copy", "copy_p", "stop_gradient", "xla_metadata_value"), lambda x: x),
-        }.items()
-    },
-    "convert_element_type": _convert, "broadcast_in_dim": _broadcast, "slice": _slice, "pad": _pad, "gather": _gather, "scatter": _scatter,
-    "bitcast_convert_type": lambda x, *, new_dtype: np.ascontiguousarray(x).view(np.dtype(new_dtype)).reshape(np.shape(x)),
-    "reshape": lambda x, *_, new_sizes, **__: np.reshape(x, new_sizes),
-    "transpose": lambda x, *, permutation: np.transpose(x, permutation), "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
-    "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions), "rev": lambda x, *, dimensions: np.flip(x, dimensions),
-    "concatenate": lambda *x, dimension: np.concatenate(x, dimension), "stack": lambda *x, axis=0, **_: np.stack(x, axis),
-    "round": _round_half, "argmax": _argmax, "reduce_or": partial(_reduce, np.logical_or), "reduce_and": partial(_reduce, np.logical_and),
-    "reduce_max": partial(_reduce, np.maximum), "reduce_min": partial(_reduce, np.minimum),
-}  # fmt: skip
+    return compute
 
 
 def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
@@ -211,93 +88,35 @@ def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
     arrays = tuple(np.asarray(x) for x in arrays)
     key = (fn, tuple((x.shape, x.dtype) for x in arrays))
     with _lock:
-        program = _programs.get(key)
-    if program is None:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
-        program = closed, jax.tree.structure(shape)
+        found = _programs.get(key)
+    if found is None:
+        with tracing_names():
+            closed, shape = jax.make_jaxpr(fn, return_shape=True)(*arrays)
+        found = NumpyProgram(closed.jaxpr, closed.consts, CALLS, _by_jax), jax.tree.structure(shape)
         with _lock:
             if len(_programs) > 512:
                 _programs.clear()
-            _programs[key] = program
-    closed, structure = program
-    with np.errstate(all="ignore"):
-        return jax.tree.unflatten(structure, [np.asarray(x) for x in _evaluate(closed.jaxpr, closed.consts, arrays)])
+            _programs[key] = found
+    program, structure = found
+    return jax.tree.unflatten(structure, [np.asarray(x) for x in program(*arrays)])
 
 
-@lru_cache(maxsize=4096)
-def _last_uses(jaxpr: Any) -> tuple[tuple[Any, ...], ...]:
-    """Return the variables that no equation after each one reads, so that their memory is free early."""
-    later = {atom for atom in jaxpr.outvars if not hasattr(atom, "val")}
-    found = []
-    for equation in reversed(jaxpr.eqns):
-        ended = {atom for atom in (*equation.invars, *equation.outvars) if not hasattr(atom, "val")} - later
-        later |= ended
-        found.append(tuple(ended))
-    return tuple(reversed(found))
+ARRAY = object()  # stands for an array among the arguments of `_bind`
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
-    for equation, ended in zip(jaxpr.eqns, _last_uses(jaxpr), strict=True):
-        operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
-        values.update(zip(equation.outvars, _compute(equation, operands), strict=True))
-        for atom in ended:
-            values.pop(atom, None)
-    return [atom.val if hasattr(atom, "val") else values[atom] for atom in jaxpr.outvars]
+@lru_cache(maxsize=1024)
+def _bind(fn: Callable[..., Any], arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return a function of the arrays among its arguments; equal ones are one object."""
+
+    def run(*arrays: Any) -> Any:
+        given = iter(arrays)
+        return fn(*[next(given) if argument is ARRAY else argument for argument in arguments], **dict(options))
+
+    return run
 
 
-def _compute(equation: Any, operands: list[Any]) -> list[Any]:
-    kind, params = equation.primitive.name, equation.params
-    name = params.get("name")
-    if kind in CALLS:
-        if name in FLOAT_FUNCTIONS:
-            return [np.broadcast_to(_call_floats(name, *operands), equation.outvars[0].aval.shape)]
-        inner = next((params[key] for key in INNER if key in params), None)
-        if inner is not None:
-            closed = hasattr(inner, "consts")
-            return _evaluate(inner.jaxpr if closed else inner, inner.consts if closed else (), operands)
-    if kind == "cond":
-        branch = params["branches"][int(np.asarray(operands[0]))]
-        return _evaluate(branch.jaxpr, branch.consts, operands[1:])
-    if kind == "scan":
-        return _scan(equation, operands)
-    if kind == "while":
-        return _loop(params, operands)
-    if kind in PRIMITIVES:
-        extra = {key: value for key, value in params.items() if key not in ("weak_type", "sharding", "accuracy", "unroll")}
-        try:
-            return [PRIMITIVES[kind](*(np.asarray(x) for x in operands), **extra)]
-        except (NotImplementedError, TypeError):
-            pass
-    return _by_jax(equation, operands)
-
-
-def _by_jax(equation: Any, operands: list[Any]) -> list[Any]:
-    """Compute an equation that NumPy does not, by JAX."""
-    parameters: Any = equation.primitive.get_bind_params(equation.params)
-    functions, options = parameters if isinstance(parameters, tuple) else ((), parameters)  # a tuple before JAX 0.7
-    found = equation.primitive.bind(*functions, *operands, **options)
-    return list(found) if equation.primitive.multiple_results else [found]
-
-
-def _scan(equation: Any, operands: list[Any]) -> list[Any]:
-    params = equation.params
-    closed = params["jaxpr"]
-    consts, carry, xs = split_scan_operands(params, operands)
-    slots: list[list[Any]] = []
-    numbers = range(params["length"])
-    for number in reversed(numbers) if params["reverse"] else numbers:
-        found = _evaluate(closed.jaxpr, closed.consts, [*consts, *carry, *(np.asarray(x)[number] for x in xs)])
-        carry = found[: len(carry)]
-        slots.append(found[len(carry) :])
-    slots = slots[::-1] if params["reverse"] else slots
-    return [*carry, *(np.stack(column) for column in zip(*slots, strict=True))]
-
-
-def _loop(params: Any, operands: list[Any]) -> list[Any]:
-    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_condition, of_body, carry = operands[:first], operands[first:second], operands[second:]
-    while bool(np.asarray(_evaluate(condition.jaxpr, condition.consts, [*of_condition, *carry])[0])):
-        carry = _evaluate(body.jaxpr, body.consts, [*of_body, *carry])
-    return carry
+def call_by_numpy(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Compute `fn(*arguments, **options)`, a function of JAX, by NumPy. Arguments that are no NumPy arrays are static, and hash."""
+    arrays = [np.ascontiguousarray(x) for x in arguments if isinstance(x, np.ndarray)]
+    fixed = tuple(ARRAY if isinstance(x, np.ndarray) else x for x in arguments)
+    return evaluate_by_numpy(_bind(fn, fixed, tuple(sorted(options.items()))), *arrays)

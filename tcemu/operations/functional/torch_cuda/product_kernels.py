@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
@@ -201,14 +203,25 @@ LONGEST_VECTOR, LONGEST_DOT = 64, 16  # elements that a lane of gemvx takes at o
 
 
 def vector_lanes(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
-    check_whole_k(launch, call)
-    lanes = launch.block[match["transposed"] != "true"]
-    vector = ceil_div(call.k, lanes)
+    count, lanes = slices_of_grid(launch, call), launch.block[match["transposed"] != "true"]
+    slices = Slices.even(call.k, count, 1) if count > 1 else Slices.single(call.k)
+    vector = ceil_div(ceil_div(call.k, count), lanes)
     if match["transposed"] == "true":
+        if count > 1:
+            check_whole_k(launch, call)
         vector = vector if match["short"] == "true" or vector <= LONGEST_DOT else 1
     elif launch.block[0] < 32:
         raise NotModelled(f"{launch.name[:80]}: a block of {launch.block} took K in two ways, and nothing in the name tells which")
-    return SliceOrder(Lanes(lanes, min(LONGEST_VECTOR, vector)), Slices.single(call.k))
+    return SliceOrder(Lanes(lanes, min(LONGEST_VECTOR, vector)), slices)
+
+
+LARGE_K_TILE = 8  # elements of K to a multiple of which the kernel for large K rounds slices up
+
+
+def large_k(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    """The slices, one after the other, are added to the output in memory: counters, which are cleared before, keep that order."""
+    count = slices_of_grid(launch, call)
+    return SliceOrder(Lanes(), Slices.even(call.k, count, LARGE_K_TILE) if count > 1 else Slices.single(call.k))
 
 
 def _row(name: str, pattern: str, order: Callable[[re.Match[str], Launch, TorchProduct], SliceOrder], evidence: str) -> KernelRow:
@@ -248,10 +261,14 @@ KERNELS = (
         "gemvx", r"gemvx::kernel<int, int, (\w+, ){4}(?P<short>true|false), true, (?P<transposed>true|false), false, ",
         vector_lanes, seen(53, 150, "the dealing of K"),
     ),
+    _row(
+        "sgemm_largek", r"sgemm_largek_lds64<", large_k,
+        "found by probes of 18 products on an H200, and 0 of 256 words of each different there",
+    ),
 )  # fmt: skip
 REDUCTION = r"splitKreduce_kernel<([^,]*, ){8}(?P<total>[^,]*), "  # `total`: the type to which the total is rounded before a bias
 IN_KERNEL, CLEARED = r"_execute_split_k_kernel", r"memset|Memset"
-BESIDE = r"memcpy|Memcpy|at::native::|cublasLt::epilogue::"  # copies, and additions in kernels of their own
+BESIDE = r"memcpy|Memcpy|at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"  # copies, additions and clearing by other kernels
 
 
 # ---- from launches to the order
@@ -311,9 +328,11 @@ def order_of_kernels(launches: Sequence[Launch], call: TorchProduct) -> ProductO
 
 
 def check_product(call: TorchProduct) -> None:
-    """Raises Unsupported for a product of another dtype or layout, ValueError for a size below 1."""
+    """Raises Unsupported for a product of another dtype or layout, ValueError for a size that is no integer from 1."""
     for name, value, expected in (("dtype", call.dtype, tuple(DTYPES)), ("layout", call.layout, LAYOUTS), ("addend", call.addend, ADDENDS)):
         if value not in expected:
             raise Unsupported(f"{name}={value!r}: expected one of {', '.join(map(str, expected))}")
-    if min(call.m, call.k, call.n, call.batch) < 1:
-        raise ValueError(f"{call}: expected sizes of 1 or more")
+    for name in ("m", "k", "n", "batch"):
+        size = getattr(call, name)
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"{name}={size!r}: expected sizes of a product that are integers of 1 or more")

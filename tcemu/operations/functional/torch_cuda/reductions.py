@@ -108,11 +108,11 @@ def _is_exact_by_device(codes: Array) -> bool:
     return bool(((size == 0) | (size >= LEAST_EXACT)).all())
 
 
-def reduce_tree_values(kind: str, tree: Node, *elements: Array) -> Array:
+def reduce_tree_values(kind: str | Reduction, tree: Node, *elements: Array) -> Array:
     """Reduce the f32 codes of an operand in the order of a tree whose places are along the operand's first axis.
 
     Args:
-        kind: A key of REDUCTIONS.
+        kind: A key of REDUCTIONS, or a reduction.
         tree: The tree.
         *elements: f32 codes [K, *outputs], one array for each operand of the kind.
 
@@ -121,7 +121,7 @@ def reduce_tree_values(kind: str, tree: Node, *elements: Array) -> Array:
     """
     if kind == "sum" and _is_exact_by_device(elements[0]):
         kind = "sum by device"
-    how = REDUCTIONS[kind]
+    how = REDUCTIONS[kind] if isinstance(kind, str) else kind
     return evaluate(tree, TermSums(how, tuple(_with_padding(x, how.padding) for x in elements)))
 
 
@@ -132,17 +132,61 @@ def _with_padding(elements: Array, padding: np.uint32) -> Array:
 # ---- moments
 
 
+Parts = tuple[Value, Value, Value]  # mean, sum of squared differences, count
+
+
 class Moments(NamedTuple):
     """The forms of Welford's update and of Chan's join in a kernel.
 
     Attributes:
-        reciprocal: Both multiply by the reciprocal of a count; else an update divides, and a join divides a count by the total.
+        join: Joins two moments.
+        reciprocal: An update multiplies by the reciprocal of the count; else it divides.
+        fused: An update's product of two differences is part of an fma.
     """
 
+    join: Callable[[Parts, Parts], Parts]
     reciprocal: bool
+    fused: bool = True
 
 
-WELFORD_OPS, VECTORISED = Moments(False), Moments(True)  # SharedReduceOps.h; layer_norm_kernel.cu: cuWelfordOnlineSum, cuWelfordCombine
+def _join_welford_ops(own: Parts, other: Parts) -> Parts:
+    """Join as SharedReduceOps.h, WelfordOps.combine."""
+    total = own[2] + other[2]
+    share, delta = other[2] / where(total < 1.0, 1.0, total), other[0] - own[0]
+    joined = fma(delta, share, own[0]), fma(delta * delta * own[2], share, own[1] + other[1]), total
+    empty, missing = own[2].codes == 0, other[2].codes == 0
+    return tuple(where(empty, y, where(missing, x, z)) for x, y, z in zip(own, other, joined, strict=True))  # type: ignore[return-value]
+
+
+def _join_vectorised(own: Parts, other: Parts) -> Parts:
+    """Join as layer_norm_kernel.cu, cuWelfordCombine."""
+    total = own[2] + other[2]
+    scale = 1.0 / where(total < 1.0, 1.0, total)
+    share, delta = own[2] * scale, own[0] - other[0]
+    mean = fma(other[2] * scale, other[0], share * own[0])
+    squares = fma(delta * delta * other[2], share, other[1] + own[1])
+    return where(total > 0.0, mean, 0.0), where(total > 0.0, squares, 0.0), total
+
+
+def _join_batch_norm(own: Parts, other: Parts) -> Parts:
+    """Join as Normalization.cuh, batch_norm_collect_statistics_kernel."""
+    factor, delta = _reciprocal_count(own, other), own[0] - other[0]
+    squares = own[1] + fma(delta * delta * own[2] * other[2], factor, other[1])
+    return fma(own[0], own[2], other[0] * other[2]) * factor, squares, own[2] + other[2]
+
+
+def _join_chains(own: Parts, other: Parts) -> Parts:
+    """Join a thread's chains as Normalization.cuh, welford_merge_element. Words of [700, 33] decided which product is fused."""
+    return fma(other[0], other[2], own[0] * own[2]) * _reciprocal_count(own, other), *_join_batch_norm(own, other)[1:]
+
+
+def _reciprocal_count(own: Parts, other: Parts) -> Value:
+    total = own[2] + other[2]
+    return 1.0 / where(total < 1.0, 1.0, total)
+
+
+WELFORD_OPS, VECTORISED = Moments(_join_welford_ops, False), Moments(_join_vectorised, True)  # VECTORISED: cuWelfordOnlineSum
+BATCH_NORM, CHANNELS_LAST = Moments(_join_batch_norm, False), Moments(_join_chains, True, fused=False)
 
 
 class MomentSums(ElementSums):
@@ -165,24 +209,13 @@ class MomentSums(ElementSums):
         value, after = Value(x), count + 1.0
         delta = value - mean
         new = fma(delta, 1.0 / after, mean) if self.how.reciprocal else mean + delta / after
-        return jnp.where(given[..., None], self._stack(new, fma(delta, value - new, squares), after), running)
+        more = fma(delta, value - new, squares) if self.how.fused else squares + delta * (value - new)
+        return jnp.where(given[..., None], self._stack(new, more, after), running)
 
     def add(self, x: Array, y: Array) -> Array:
-        own, other = self._parts(x), self._parts(y)
-        total = own[2] + other[2]
-        least = where(total < 1.0, 1.0, total)
-        if self.how.reciprocal:
-            scale = 1.0 / least
-            share, delta = own[2] * scale, own[0] - other[0]
-            mean = fma(other[2] * scale, other[0], share * own[0])
-            squares = fma(delta * delta * other[2], share, other[1] + own[1])
-            return jnp.where((total > 0.0)[..., None], self._stack(mean, squares, total), jnp.uint32(0))
-        share, delta = other[2] / least, other[0] - own[0]
-        joined = self._stack(fma(delta, share, own[0]), fma(delta * delta * own[2], share, own[1] + other[1]), total)
-        is_empty = lambda part: (part[2].codes == 0)[..., None]
-        return jnp.where(is_empty(own), y, jnp.where(is_empty(other), x, joined))
+        return self._stack(*self.how.join(self._parts(x), self._parts(y)))
 
-    def _parts(self, values: Array) -> tuple[Value, Value, Value]:
+    def _parts(self, values: Array) -> Parts:
         return Value(values[..., 0]), Value(values[..., 1]), Value(values[..., 2])
 
     def _stack(self, *parts: Value) -> Array:

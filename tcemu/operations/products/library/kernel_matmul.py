@@ -10,14 +10,22 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.gradients import straight_through
+from tcemu.engine.arithmetic.sum_tree import Join
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import to_float
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, Format
 from tcemu.operations.products.differentiable import attach_derivative
 from tcemu.operations.products.library import kernel_json
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Steps
-from tcemu.operations.products.library.kernel_sums import epilogue_operands, kernel_output_codes, operand_codes
+from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Steps
+from tcemu.operations.products.library.kernel_sums import (
+    KernelProgram,
+    epilogue_operands,
+    kernel_product_codes,
+    operand_codes,
+    plan_kernel,
+)
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, is_broadcastable, product_shape
 from tcemu.operations.products.recipe_facts import evidence_level, model_changes
 from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
@@ -43,15 +51,35 @@ def matmul_with_kernel(recipe: KernelRecipe, given: KernelOperands, dtype: DType
     _check_operands(recipe, given, shape)
     if 0 in shape:
         return jnp.zeros(shape, dtype)
-    operands = jax.tree.map(lambda x: as_jax_array(x, round_to_odd=recipe.cast == "RN"), given)  # these round as NumPy's float64 would
+    to_odd = recipe.cast == "RN"  # these round as NumPy's float64 would
+    operands = jax.tree.map(lambda x: as_jax_array(x, round_to_odd=to_odd) if x.dtype == np.float64 else x, given)
 
-    def bits(given: KernelOperands) -> Array:
-        a, b = operand_codes(recipe.a, recipe.cast, given.a), operand_codes(recipe.b, recipe.cast, given.b)
-        codes = kernel_output_codes(recipe, a, b, epilogue_operands(recipe.epilogue, (given.scale_a, given.scale_b), given.bias))
-        codes = codes if recipe.dtype == target else convert(recipe.dtype, target, codes)
-        return lax.bitcast_convert_type(codes, np.dtype(dtype))
+    program, tree = plan_kernel(recipe)
+    # an array of NumPy goes into the program as it is: jnp.asarray would compile an identity for its shape
+    tree = jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else jnp.asarray(x), tree)
+    plan = _BitsPlan(program, recipe.cast, recipe.epilogue, recipe.dtype, target, np.dtype(dtype))
+    return straight_through(lambda given: _product_bits(plan, tree, given), lambda given: _smooth_product(recipe, given), operands)
 
-    return straight_through(bits, lambda given: _smooth_product(recipe, given), operands)
+
+class _BitsPlan(NamedTuple):
+    """What a program from floats to floats must know besides the order."""
+
+    program: KernelProgram
+    cast: str
+    epilogue: Epilogue
+    result: Format  # of the kernel
+    target: Format  # of the returned array
+    dtype: np.dtype
+
+
+@jit_wide_vectors(0)
+def _product_bits(plan: _BitsPlan, tree: Join, given: KernelOperands) -> Array:
+    """Computes a product from floats to floats as one program, so that no conversion is compiled by itself."""
+    a, b = (operand_codes(fmt, plan.cast, x) for fmt, x in zip(plan.program.factors, (given.a, given.b), strict=True))
+    extras = epilogue_operands(plan.epilogue, (given.scale_a, given.scale_b), given.bias)
+    codes = kernel_product_codes(plan.program, tree, a, b, extras)
+    codes = codes if plan.result == plan.target else convert(plan.result, plan.target, codes)
+    return lax.bitcast_convert_type(codes, plan.dtype)
 
 
 def _check_operands(recipe: KernelRecipe, given: KernelOperands, shape: tuple[int, ...]) -> None:
@@ -64,7 +92,7 @@ def _check_operands(recipe: KernelRecipe, given: KernelOperands, shape: tuple[in
         if expected is not None and size != expected:
             raise ValueError(
                 f"{name} is {size}, and this recipe was observed at {name} = {expected}; another shape may get another kernel. "
-                "recipe.of_any_shape() computes some rows and columns of that product, or the product by this kernel"
+                "recipe.without_shape() computes some rows and columns of that product, or the product by this kernel"
             )
     rows = {"scale_a": (shape[-2], 1), "scale_b": (1, shape[-1])}
     for name, scale in (("scale_a", given.scale_a), ("scale_b", given.scale_b)):

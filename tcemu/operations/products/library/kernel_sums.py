@@ -338,9 +338,3 @@ def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:
     codes = codes if source == F32 else convert(source, F32, codes)
     special = (codes & EXPONENT) == EXPONENT
     return jnp.where(special, convert(F32, TF32, codes), (codes + TF32_HALF) & TF32_BITS)
-
-
-def kernel_output_codes(recipe: KernelRecipe, a: Array, b: Array, operands: EpilogueOperands) -> Array:
-    """Computes the codes of the result, [..., M, N], from codes in the recipe's formats. Neither M nor N is 0."""
-    program, tree = plan_kernel(recipe)
-    return kernel_product_codes(program, jax.tree.map(jnp.asarray, tree), a, b, operands)
