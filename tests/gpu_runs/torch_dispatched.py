@@ -48,7 +48,7 @@ def main(out, device="cuda"):
                     if grad:
                         y.sum().backward()
                 found[f"{name} {dtype} {'with' if grad else 'without'} gradients"] = log.names
-    with open(f"{out}/dispatched.json", "w") as file:
+    with open(f"{out}/dispatched.json", "w", encoding="utf-8") as file:
         json.dump(found, file)
 
 
