@@ -90,8 +90,8 @@ class GraphKernel:
         """
         if self.ptx is None:
             raise NotModelled(f"{self.name}: {self.missing}")
-        module = parse(self.ptx.read_text())
-        metadata = SimpleNamespace(**json.loads(self.ptx.with_suffix(".json").read_text()))
+        module = parse(self.ptx.read_text(encoding="utf-8"))
+        metadata = SimpleNamespace(**json.loads(self.ptx.with_suffix(".json").read_text(encoding="utf-8")))
         settings = {**self.blocks, "num_warps": metadata.num_warps, "num_stages": metadata.num_stages}
         return CompiledKernel(module, module.entries[self.name], self.signature, metadata, settings)
 
@@ -124,7 +124,7 @@ class CompiledGraph:
 
     def __init__(self, path: Path, tree: ast.Module, kernels: Mapping[str, GraphKernel]) -> None:
         self.path, self.kernels = path, kernels
-        self.kind = path.read_text().partition("\n")[0].strip("']\n ").rpartition("_")[2]
+        self.kind = path.read_text(encoding="utf-8").partition("\n")[0].strip("']\n ").rpartition("_")[2]
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         if "call" not in functions or "get_args" not in functions:
             raise NotModelled(f"{path}: no functions call and get_args; PyTorch 2.11 writes them")
@@ -234,9 +234,9 @@ def read(folder: str | Path) -> CompiledGraphs:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    texts = {path: path.read_text() for path in sorted(folder.glob("*/*.py"))}
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/*.py"))}
     files = {text.strip(): path.name for path, text in texts.items()}
-    best = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.best_config"))]
+    best = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.best_config"))]
     chosen = {config.get("triton_cache_hash"): config for config in best}
     ptx: dict[str, list[Path]] = {}
     for path in sorted((folder / "triton").glob("*/*/*.ptx")):
@@ -274,7 +274,7 @@ def _read_kernel(
     file = files.get(source.strip())
     paths = []
     for path in candidates:
-        named = [Path(each).name for each in PTX_FILE.findall(path.read_text())]
+        named = [Path(each).name for each in PTX_FILE.findall(path.read_text(encoding="utf-8"))]
         if file is None or not named or file in named:
             paths.append(path)
     if len(paths) > 1:
@@ -300,7 +300,7 @@ def _literal_entry(node: ast.expr, key: str) -> Any:
 
 def _read_blocks(path: Path) -> dict[str, int]:
     """Return the blocks of a kernel that was compiled in one form: the factor of each program id in Triton's own code, or 1."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     constants = {name: int(value) for name, value in CONSTANT.findall(text)}
     axes = {name: axis for name, axis in PROGRAM_ID.findall(text)}
     axes |= {wide: axes[name] for wide, name in WIDENED.findall(text) if name in axes}
