@@ -15,6 +15,17 @@ def is_text(output: dict) -> bool:
     return output["output_type"] == "stream" or list(output.get("data", {})) == ["text/plain"]
 
 
+def join_streams(outputs: list[dict]) -> list[dict]:
+    """What one cell printed is one output, however it came."""
+    joined: list[dict] = []
+    for output in outputs:
+        if joined and output["output_type"] == joined[-1]["output_type"] == "stream":
+            joined[-1]["text"] += output["text"]
+        else:
+            joined.append(output)
+    return joined
+
+
 def main(names: list[str]) -> int:
     for path in map(Path, names):
         kept, again = (nbformat.read(path, as_version=4) for _ in range(2))
@@ -23,7 +34,7 @@ def main(names: list[str]) -> int:
             texts = [output for output in after.get("outputs", []) if is_text(output) and output.get("name") != "stderr"]
             others = [output for output in before.get("outputs", []) if not is_text(output)]
             if "outputs" in before:
-                before.outputs = texts + others
+                before.outputs = join_streams(texts) + others
         nbformat.write(kept, path)
         print(f"{path.name}: written")
     return 0
