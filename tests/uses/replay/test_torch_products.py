@@ -143,7 +143,9 @@ def test_rules_choose_the_order_of_the_kernels_that_were_launched():
 
 
 def test_every_prediction_says_its_evidence():
-    choice = choose_kernel(TorchProduct("bfloat16", 16, 256, 256, layout="rc", addend="columns"))
+    recorded_layer = choose_kernel(TorchProduct("bfloat16", 16, 256, 256, layout="rc", addend="columns"))
+    assert recorded_layer.source == "recorded kernels" and recorded_layer.evidence.startswith("its kernels on an NVIDIA H200")
+    choice = choose_kernel(TorchProduct("bfloat16", 24, 256, 256, layout="rc", addend="columns"))
     assert choice.source == "by rule" and choice.probability > 0.99 and choice.recipe.conditions.probability == choice.probability
     assert "right for" in choice.evidence and "K = 256 in one slice" in str(choice)
     assert "assumed for an H100" in choose_kernel(TorchProduct("float32", 16, 64, 64, 8), gpu="H100").evidence
