@@ -459,7 +459,7 @@ def test_products_that_do_not_fit_are_refused():
     tcemu.matmul(a, b, recipe=r)
     for wrong, options, said in (
         ((a[:, :299], b[:299]), {}, "this recipe is for K = 300"),
-        ((a[:2], b), {}, "of_any_shape"),
+        ((a[:2], b), {}, "without_shape"),
         ((a, b), {"scale_a": np.float32(2)}, "not scaled"),
         ((a, b), {"key": jax.random.key(0)}, "leave them out"),
         ((a, b), {"dtype": np.int32}, "float dtype"),

@@ -4,7 +4,7 @@
 It reads the codes as they are, and takes every order of steps.
 """
 
-from functools import cache
+from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
@@ -129,7 +129,7 @@ def _tiles(kernels: MatrixKernels, batch: int, m: int, n: int) -> TileNumbers | 
     return source.fit_shared_memory(kernels.numbers, kernels.tiling, shared, small=True, own_bits=own) or large
 
 
-@cache
+@lru_cache(maxsize=16)
 def own_fraction_bits(capability: str) -> int:
     """Fraction bits of the steps of a GPU's own mma of bf16 to f32; 0 where nobody has verified on silicon that it truncates to them."""
     op = parse("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
