@@ -48,10 +48,6 @@ def use_texture():
     assembly_kernel[(1,)](words(), OPCODE="txq.width.b32 $0, [$1];", num_warps=1)
 
 
-def use_video_instruction():
-    assembly_kernel[(1,)](words(), OPCODE="vadd2.u32.u32.u32 $0, $1, $1, $1;", num_warps=1)
-
-
 def take_times():
     triton.testing.do_bench(use_texture)
 
@@ -69,15 +65,10 @@ REFUSED = {
     "texture instructions in inline assembly": (
         use_texture,
         Unsupported,
-        r"line \d+, column \d+: txq.width.b32: 'txq' is no supported instruction",
-    ),
-    "video instructions in inline assembly": (
-        use_video_instruction,
-        Unsupported,
-        r"line \d+, column \d+: .*'vadd2' is no supported instruction",
+        r"line \d+, column \d+ \(.*[.]py:\d+\): txq.width.b32: 'txq' is no supported instruction",
     ),
     "`triton.testing.do_bench`, CUDA events": (take_times, Unsupported, "an emulated kernel has no time of a GPU"),
-    "addresses of no tensor": (follow_an_unknown_address, OutOfBounds, r"line \d+: .* are out of bounds"),
+    "addresses of no tensor": (follow_an_unknown_address, OutOfBounds, r"line \d+ \(.*[.]py:\d+\): .* are out of bounds"),
     "NumPy arrays without `as_tensor`": (pass_a_plain_array, TypeError, "ndarray"),
 }
 
