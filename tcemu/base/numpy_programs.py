@@ -126,13 +126,13 @@ class NumpyProgram:
 
 
 class _Translator(NamedTuple):
-    """What computes equations besides NumPy's functions."""
+    """The functions that compute equations in place of those of NumPy."""
 
     calls: dict[str, Callable[..., Array]]  # jitted functions by name
     others: Callable[[Equation], Callable[..., Any]] | None  # equations that NumPy does not compute
 
     def find_function(self, equation: Equation, elementwise: bool) -> Callable[..., Any]:
-        """Return what computes an equation. Raises UnknownOperation."""
+        """Return the function that computes an equation. Raises UnknownOperation if nothing does."""
         try:
             return _find_function(equation, self, elementwise)
         except UnknownOperation:
@@ -244,7 +244,7 @@ FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _find_function(equation: Equation, translator: _Translator, elementwise: bool) -> Callable[..., Any]:
-    """Return NumPy's function of an equation. Raises UnknownOperation if there is none."""
+    """Return the function of NumPy that computes an equation. Raises UnknownOperation if NumPy has none."""
     name, dtypes = equation.primitive.name, [operand.aval.dtype for operand in equation.invars]
     if name == "select_n":
         return _select

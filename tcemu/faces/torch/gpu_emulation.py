@@ -435,7 +435,7 @@ class GpuEmulation:
         self._lines[key] = self._lines.get(key, 0) + 1
 
     def _has_floats(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether an operand has elements that are floats. Without any, a result has no term, and every implementation fills it alike."""
+        """Return whether an operand has elements that are floats. Without them a result has no terms, and every one is alike."""
         floats = [x for x in _flat_tensors(args, kwargs) if x.is_floating_point()]
         return bool(floats) and (any(x.numel() for x in floats) or func._schema.name.startswith("aten::_scaled_dot_product"))
 
@@ -589,7 +589,7 @@ def _by_name(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repeats(places: torch.Tensor) -> bool:
-    """Whether a column has an index twice."""
+    """Return whether a column has an index twice."""
     return bool((places.sort(dim=0).values.diff(dim=0) == 0).any())
 
 
@@ -597,7 +597,7 @@ def _columns(index: torch.Tensor, dim: int) -> torch.Tensor:
     return index if index.ndim < 2 else index.movedim(dim, 0).flatten(1)
 
 
-def _add_at(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
+def _add_to_indices(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
     """Additions at indices are exact IEEE operations if no index repeats; atomics add the others in any order."""
     given = _by_name(func, args, kwargs)
     if not given["self"].is_floating_point():
@@ -656,7 +656,7 @@ SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
     "bincount": _bincount,
     "scatter": _scatter,
     **dict.fromkeys(("index_put", "_index_put_impl"), _index_put),
-    **dict.fromkeys(("index_add", "scatter_add"), _add_at),
+    **dict.fromkeys(("index_add", "scatter_add"), _add_to_indices),
     **dict.fromkeys(("topk", "kthvalue", "median", "nanmedian", "mode"), _choose_element),
 }
 
@@ -665,7 +665,7 @@ SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
 
 
 class GpuDefaults:
-    """What PyTorch asks before its dispatcher, answered in the thread of a block as for tensors on a GPU without this mode.
+    """A context in which PyTorch decides, before its dispatcher, as it does for tensors on a GPU without this mode. It is of one thread.
 
     Optimizers and `clip_grad_norm_` take their foreach forms by default. Multi-head attention and transformer layers take their fused forms
     where no gradient is needed, and these have no rule: `has_torch_function` would tell them that a mode is open.

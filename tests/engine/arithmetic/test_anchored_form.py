@@ -134,7 +134,7 @@ def repeated_sums_fit(form, k):
     """Sums of a tensor core stay in the anchor's binade, which is a normal f32, and are whole last places of it; results are an f32 too."""
     n, (least, largest) = form.numbers, exponents(form, k)
     for own_bits in OWN_BITS:
-        if form.is_truncated_by(own_bits):
+        if form.can_repeat_products(own_bits):
             products, last_place = n.terms * (4 << n.fraction_bits), 1 << (own_bits - F32.mantissa_bits)
             assert REPEATS * (products + (2 << n.fraction_bits)) <= 1 << (own_bits - 1) and REPEATS % last_place == 0
             up = own_bits - n.fraction_bits
@@ -147,14 +147,14 @@ OWN_BITS = (23, 24, 25)  # fraction bits of tensor cores
 
 def test_which_steps_a_tensor_core_truncates():
     """Those of FP8 that keep 13 bits, whatever else they have."""
-    found = {name for name, form in FORMS.items() if form.is_truncated_by(25)}
+    found = {name for name, form in FORMS.items() if form.can_repeat_products(25)}
     assert found == {name for name, form in FORMS.items() if form.numbers.fraction_bits == 13 and form.a.bits == 8}
-    assert len(found) > 10 and not any(form.is_truncated_by(bits) for form in FORMS.values() for bits in (0, 22, 26))
+    assert len(found) > 10 and not any(form.can_repeat_products(bits) for form in FORMS.values() for bits in (0, 22, 26))
     form = FORMS["case e4m3"]
     changed = lambda **fields: form._replace(numbers=form.numbers._replace(**fields))
-    widest = {bits: max(b for b in range(1, 24) if changed(fraction_bits=b).is_truncated_by(bits)) for bits in OWN_BITS}
+    widest = {bits: max(b for b in range(1, 24) if changed(fraction_bits=b).can_repeat_products(bits)) for bits in OWN_BITS}
     assert widest == {23: 12, 24: 13, 25: 14}
-    assert not changed(terms=8).is_truncated_by(25) and not form._replace(most=F32.max_exponent - 11).is_truncated_by(25)
+    assert not changed(terms=8).can_repeat_products(25) and not form._replace(most=F32.max_exponent - 11).can_repeat_products(25)
 
 
 CHECKS = (

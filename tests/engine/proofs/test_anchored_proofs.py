@@ -123,7 +123,7 @@ def test_a_product_is_added_rounded_down(wide):
 
 def repeated_form() -> AnchoredForm:
     """The form whose products a tensor core truncates. Others differ in the formats, which do not matter here."""
-    return next(form for form in anchored_forms().values() if form.is_truncated_by(OWN_BITS[-1]) and form.result == BINARY32)
+    return next(form for form in anchored_forms().values() if form.can_repeat_products(OWN_BITS[-1]) and form.result == BINARY32)
 
 
 OWN_BITS = range(FRACTION, FRACTION + REPEATS.bit_length())  # fraction bits of tensor cores
@@ -159,7 +159,7 @@ def test_a_tensor_core_loses_no_bit_of_repeated_sums(own_bits):
 def test_repeated_sums_end(own_bits):
     form, rng = repeated_form(), np.random.default_rng(own_bits)
     n = form.numbers
-    assert form.is_truncated_by(own_bits)
+    assert form.can_repeat_products(own_bits)
     most, most_own = n.terms << (n.fraction_bits + 2), (2 << n.fraction_bits) - 1
     products = np.append(np.arange(-most, most + 1), rng.integers(-most, most + 1, 2 * most_own + 1)).astype(np.int32)
     own = np.append(rng.integers(-most_own, most_own + 1, 2 * most + 1), np.arange(-most_own, most_own + 1)).astype(np.int32)

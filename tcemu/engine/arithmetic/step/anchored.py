@@ -152,13 +152,13 @@ def round_kept(form: AnchoredForm, total: V, half: V) -> V:
 
 
 def begin_repeated(form: AnchoredForm, c: V, word: V, own_bits: int) -> V:
-    """REPEATS times the sum of a step before its products, beside an anchor of its own.
+    """The anchor of the tensor core, plus the truncated accumulator REPEATS times: the sum before any product.
 
     Args:
         form: Of the step.
         c: The accumulator.
         word: Of the step's anchor.
-        own_bits: See `forms.AnchoredForm.is_truncated_by`.
+        own_bits: See `forms.AnchoredForm.can_repeat_products`.
     """
     anchor = word.as_float() * 2.0 ** (own_bits - FRACTION)
     return truncate(form, c, word).multiply_add_exact(float(REPEATS), anchor)

@@ -468,7 +468,7 @@ class AnchoredForm(NamedTuple):
         """The bits of the exponent in a float's upper word."""
         return (2 * self.bias + 1) << self.field
 
-    def is_truncated_by(self, own_bits: int) -> bool:
+    def can_repeat_products(self, own_bits: int) -> bool:
         """Returns whether a tensor core truncates the products of this step as the step does: see `anchored.begin_repeated`.
 
         Args:

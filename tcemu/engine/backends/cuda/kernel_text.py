@@ -113,7 +113,7 @@ def fit_shared_memory(n: StepNumbers, tiles: TileNumbers | None, most: int, smal
     """
     if tiles is None:
         return None
-    for arrangement in _arrangements(n, tiles.form.wide, small, own_bits if tiles.form.is_truncated_by(own_bits) else 0):
+    for arrangement in _arrangements(n, tiles.form.wide, small, own_bits if tiles.form.can_repeat_products(own_bits) else 0):
         one = tiles._replace(**arrangement)
         if one.blocks * (shared_bytes(n, one) + OF_BLOCK) <= most + OF_BLOCK:
             return one

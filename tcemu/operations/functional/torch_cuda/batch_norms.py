@@ -62,7 +62,7 @@ class Channels(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the channels are innermost in memory."""
+        """True if the channels are innermost in memory."""
         return self.inner == 1
 
     def result(self, found: Value) -> Array:
@@ -142,7 +142,7 @@ def batch_norm(
 
     Returns:
         The result in x's dtype; mean and 1 / sqrt(variance + eps) of each channel, float32; and the new running mean and
-        variance, None where there is none.
+        variance, each None if it was None.
 
     Raises:
         NotModelled: The dtype is another one, or several blocks share a channel.
