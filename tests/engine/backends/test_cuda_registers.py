@@ -154,7 +154,7 @@ ORDERS = {  # spelling, and a model in place of its own
 @compiled_here
 @pytest.mark.parametrize(
     "name",
-    sample_cases(list(ORDERS), ["f32 steps, D in f16", "short steps of two groups, a short last chain", "sparse, a short last step"]),
+    sample_cases(list(ORDERS), ["short steps of two groups, a short last chain", "sparse, a short last step"]),
 )
 def test_every_order_of_steps(name, emulated):
     spelling, model = ORDERS[name]
@@ -178,7 +178,7 @@ def check_matrices(model, sig, batch, m, n):
 
 
 @compiled_here
-@pytest.mark.parametrize("size", sample_cases([(16, 8), (8, 8), (4, 16), (32, 8)], [(16, 8), (4, 16)], str))
+@pytest.mark.parametrize("size", sample_cases([(16, 8), (8, 8), (4, 16), (32, 8)], [(4, 16)], str))
 @pytest.mark.parametrize("name", sample_cases(("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"), ["tf32"]))
 def test_small_matrices(name, size):
     if name == "few bits" and size == (4, 16):

@@ -40,7 +40,7 @@ def test_every_recipe_is_that_of_jax(recipe):
     assert equal(found, [want, *torch.autograd.grad(want, (a, b, bias), g)])
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", sample_cases(["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"], ["float16", "float8_e5m2"]))
 def test_every_dtype_goes_in_and_comes_out(name):
     dtype = getattr(torch, name)
     a, b = draw((M, K), (K, 16), dtype=dtype)
@@ -237,7 +237,7 @@ def test_threads_do_not_disturb_each_other():
     assert equal(found, want)
 
 
-def test_a_thousand_calls_leave_nothing():
+def test_hundreds_of_calls_leave_nothing():
     resource = resource_limits()
     a, b = (x.requires_grad_() for x in draw((64, 256), (256, 64)))
 
@@ -248,33 +248,34 @@ def test_a_thousand_calls_leave_nothing():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(jax.live_arrays())
 
     before = calls(50)
-    after = calls(1000)
-    assert after[1] == before[1] and after[0] - before[0] < 16 * 1024  # kilobytes; a thousand results are 16 MB, their gradients 128 MB
+    after = calls(400)
+    assert after[1] == before[1] and after[0] - before[0] < 6 * 1024  # kilobytes; 400 results are 6.4 MB, their gradients 51 MB
 
 
 FORKED = """
 import sys, warnings, torch, tcemu.torch as tt
 warnings.simplefilter("ignore")
 a = torch.ones(8, 32)
-if sys.argv[1] == "used":
-    tt.matmul(a, a.t(), recipe="bf16")
+multiply = lambda: tt.matmul(a, a.t(), recipe="bf16")
 class Data(torch.utils.data.Dataset):
+    def __init__(self, make):
+        self.make = make
     __len__ = lambda self: 4
-    def __getitem__(self, number):
-        return tt.matmul(a, a.t(), recipe="bf16") if sys.argv[2] == "product" else a
-print(sum(batch.sum().item() for batch in torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="fork")))
+    __getitem__ = lambda self, number: self.make()
+load = lambda make: torch.utils.data.DataLoader(Data(make), num_workers=1, multiprocessing_context="fork")
+if sys.argv[1] == "used":
+    multiply()
+    print(sum(batch.sum().item() for batch in load(lambda: a)), flush=True)
+print(sum(batch.sum().item() for batch in load(multiply)))
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "within", "said"),
-    [("used", "copy", "1024.0"), ("used", "product", "was forked from one that had used JAX"), ("not used", "product", "8192.0")],
-)
-def test_forked_workers_do_not_hang(before, within, said):
+@pytest.mark.parametrize(("before", "said"), [("used", ["1024.0", "was forked from one that had used JAX"]), ("not used", ["8192.0"])])
+def test_forked_workers_do_not_hang(before, said):
     """A worker that computes nothing by JAX works; a product in one is refused after JAX was used, and works before."""
-    command, environment = [sys.executable, "-c", FORKED, before, within], os.environ | {"PYTHONPATH": str(ROOT)}
+    command, environment = [sys.executable, "-c", FORKED, before], os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
-    assert said in ran.stdout + ran.stderr, ran.stderr
+    assert all(each in ran.stdout + ran.stderr for each in said), ran.stderr
 
 
 # ---- refusals
