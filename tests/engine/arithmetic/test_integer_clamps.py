@@ -124,7 +124,7 @@ def test_fuzzing_reaches_and_tells_the_clamps():
 FOUND = [(S8, "sm_86", 16), (S8, "sm_90a", None), (SPARSE.format(128, "s4", "s4"), "sm_89", 32)]
 
 
-@pytest.mark.parametrize("case", sample_cases(FOUND, FOUND[:2], lambda case: f"{case[1]} {case[2]}"))
+@pytest.mark.parametrize("case", sample_cases(FOUND, FOUND[:1], lambda case: f"{case[1]} {case[2]}"))
 def test_the_step_is_found_from_a_black_box(case):
     op, target, step = case
     found = fuzz.infer_model(op, target, cases=64)

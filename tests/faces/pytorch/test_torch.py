@@ -158,18 +158,26 @@ def checked_tests(fp8=False):
     return tests[1:] if fp8 else tests  # torch.allclose, by which the first compares, takes no FP8
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, within opcheck
-def test_torch_checks_the_operators():
+def checked_call(operator):
+    """The arguments with which `torch.library.opcheck` calls an operator."""
     from tcemu.faces.torch.operators import register_name
 
     a, b, x, w = (t.requires_grad_() for t in draw((M, K), (K, 16), (2, 4, 5, 5), (8, 2, 3, 3)))
     run = register_name(tcemu.dot_general("bf16"))
-    torch.library.opcheck(torch.ops.tcemu.matmul.default, (a, b, None, None, None, None, "bf16", torch.float32))
-    torch.library.opcheck(torch.ops.tcemu.dot_general.default, (a, b, None, run, [1], [0], [], [], torch.float32))
-    torch.library.opcheck(torch.ops.tcemu.convolution.default, (x, w, None, run, [2, 1], [0, 1, 1, 1], [1, 1], 2, torch.float32))
-    a, b = draw((M, K), (K, 16), dtype=torch.float8_e4m3fn)
-    given = (a, b, torch.ones(()), torch.ones(()), None, None, None, torch.bfloat16, True, "H100")
-    torch.library.opcheck(torch.ops.tcemu.scaled_mm.default, given, test_utils=checked_tests(fp8=True))
+    narrow = draw((M, K), (K, 16), dtype=torch.float8_e4m3fn)
+    return {
+        "matmul": (a, b, None, None, None, None, "bf16", torch.float32),
+        "dot_general": (a, b, None, run, [1], [0], [], [], torch.float32),
+        "convolution": (x, w, None, run, [2, 1], [0, 1, 1, 1], [1, 1], 2, torch.float32),
+        "scaled_mm": (*narrow, torch.ones(()), torch.ones(()), None, None, None, torch.bfloat16, True, "H100"),
+    }[operator]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, within opcheck
+@pytest.mark.parametrize("operator", sample_cases(["matmul", "dot_general", "convolution", "scaled_mm"], ["dot_general", "scaled_mm"]))
+def test_torch_checks_the_operators(operator):
+    options = {"test_utils": checked_tests(fp8=True)} if operator == "scaled_mm" else {}
+    torch.library.opcheck(getattr(torch.ops.tcemu, operator).default, checked_call(operator), **options)
 
 
 @pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")  # inductor's own import, torch 2.13
