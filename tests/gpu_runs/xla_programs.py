@@ -1,10 +1,12 @@
 """Words of whole JAX functions on a GPU, with XLA's dump of each: compiled by XLA's defaults, and with nothing chosen by time.
 
-python xla_programs.py OUT       on a machine with a GPU: OUT/words.npz, OUT/facts.json, OUT/dump.tar.xz
+python xla_programs.py OUT untimed     on a machine with a GPU: OUT/words.npz, OUT/facts.json, OUT/dump.tar.xz
+python xla_programs.py OUT2 default    in a process of its own: what XLA has timed it keeps until the process ends
 python xla_programs.py --compare FOLDER [--gpu H200]     the same functions by tcemu.xla: words that differ from FOLDER's, by function
 """
 
 import io
+import itertools
 import json
 import os
 import sys
@@ -116,11 +118,13 @@ def words(x):
     return x.reshape(-1).view({1: np.uint8, 2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
 
 
-def record(out: Path) -> None:
+def record(out: Path, only: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     found, facts, dump = {}, {"jax": jax.__version__, "device": jax.devices()[0].device_kind, "seconds": {}}, Path(tempfile.mkdtemp())
-    for name, function, operands in cases():
-        for mode, options in MODES.items():
+    for mode, options in MODES.items():
+        if only not in ("", mode):
+            continue
+        for name, function, operands in cases():
             began, folder = time.perf_counter(), dump / f"{mode}.{name}"
             try:
                 options = {
@@ -157,24 +161,23 @@ def compare(folder: Path, gpu: str) -> int:
         with tarfile.open(folder / "dump.tar.xz") as archive:
             archive.extractall(dumped, filter="data")
         for name, function, operands in cases():
-            for way, mode in (("compiled here", "untimed"), ("the GPU's dump", "default")):
+            for mode, way in itertools.product(MODES, ("the GPU's dump", "compiled here")):
+                if f"{mode}.{name}.0" not in recorded:
+                    continue
                 began = time.process_time()
                 try:
-                    if mode == "default":
-                        program = tcemu.xla.read(Path(dumped) / f"default.{name}", target=gpu)[0]
-                    else:
+                    if way == "compiled here":
                         program = tcemu.xla.compile(function, *operands, gpu=gpu, options=MODES[mode])
+                    else:
+                        program = tcemu.xla.read(Path(dumped) / f"{mode}.{name}", target=gpu)[0]
                     leaves = jax.tree.leaves(program.run(*jax.tree.leaves(operands))[0])
                 except Exception as error:
-                    print(f"{name}, {way}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                    print(f"{mode}, {name}, {way}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                     continue
                 pairs = [(words(leaf), recorded[f"{mode}.{name}.{number}"]) for number, leaf in enumerate(leaves)]
-                differing = sum(int((x != y).sum()) for x, y in pairs)
-                wrong, total = wrong + differing, total + sum(y.size for _, y in pairs)
-                print(
-                    f"{name}, {way}: {differing} of {sum(y.size for _, y in pairs)} words differ, {time.process_time() - began:.1f} CPU s",
-                    flush=True,
-                )
+                differing, count = sum(int((x != y).sum()) for x, y in pairs), sum(y.size for _, y in pairs)
+                wrong, total = wrong + differing, total + count
+                print(f"{mode}, {name}, {way}: {differing} of {count} words differ, {time.process_time() - began:.1f} CPU s", flush=True)
     print(f"{wrong} of {total:,} words differ")
     return int(wrong > 0)
 
@@ -182,4 +185,4 @@ def compare(folder: Path, gpu: str) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "--compare":
         sys.exit(compare(Path(sys.argv[2]), sys.argv[4] if len(sys.argv) > 4 else "H200"))
-    record(Path(sys.argv[1]))
+    record(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")

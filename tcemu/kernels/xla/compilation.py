@@ -40,11 +40,11 @@ class Device(NamedTuple):
     clock: float  # GHz
 
 
-# Source: XLA's descriptions of the H100 SXM and the H200 (xla/backends/gpu/target_config/specs); 117 of 131 programs compiled with the
-# second have the launches of an NVIDIA H200's own run, and the others are those whose kernels it chose by time (docs/verified.md)
+# Source: of the H200, XLA's own description on one (tests/gpu_runs/xla_programs.py); of the H100, the one that XLA ships for the H100 SXM
+# (xla/backends/gpu/target_config/specs/h100_sxm.txtpb)
 DEVICES = {
     "H100": Device("NVIDIA H100 80GB HBM3", "9.0", 132, 84_942_979_072, 3_352_320_000_000, 52_428_800, 1.98),
-    "H200": Device("NVIDIA H200", "9.0", 132, 151_397_597_184, 4_800_000_000_000, 52_428_800, 1.98),
+    "H200": Device("NVIDIA H200", "9.0", 132, 150_109_880_320, 4_814_304_000_000, 62_914_560, 1.98),
 }
 # Of compute capability 9.0. Units: for XLA's number of a type, clock in GHz (None: the GPU's), units of a core, operations a clock
 HOPPER = """

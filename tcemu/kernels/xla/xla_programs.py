@@ -248,15 +248,15 @@ class _Machine:
             return tuple(operands), self.run_computation(instruction.attribute("calls"), operands)
         if opcode == "async-done":
             return operands[0][1]
+        thunks = self.program._thunks.get(instruction.name, ())
+        if not thunks and opcode not in (*NOTHING, "constant"):
+            raise NotModelled(f"{self.program.name}: the runtime's steps do not name {instruction.name}, which is a {opcode}")
         tree = self.place(instruction.name, instruction.shape)
         if opcode == "constant":
             assert isinstance(tree, Slice)
             assert isinstance(instruction.shape, ArrayShape)
             self.write(tree, instruction.shape, parse_literal(instruction.shape, instruction.literal))
             return tree
-        thunks = self.program._thunks.get(instruction.name, ())
-        if not thunks and opcode not in NOTHING:
-            raise NotModelled(f"{self.program.name}: the runtime's steps do not name {instruction.name}, which is a {opcode}")
         for thunk in thunks:
             self.run_thunk(thunk, instruction, _leaves(operands), _leaves([tree]))
         return tree
@@ -347,6 +347,11 @@ class _Machine:
         if passed is None:
             raise NotModelled(
                 f"{self.program.name}: {thunk.kernel} has {count} parameters for {len(slices)} buffers, {len(distinct)} different"
+            )
+        if any(each.shape for each in function.parameters):  # bytes by value, where a pointer is expected
+            raise NotModelled(
+                f"{self.program.name}: {thunk.kernel} takes tensor maps, which XLA's dump does not describe: compile with "
+                "xla_gpu_experimental_enable_triton_tma=False"
             )
         regions = _merge(distinct)
         first: dict[Slice, int] = {}
