@@ -1,7 +1,6 @@
 """Softmax, norms and activations of torch by kernels of `tcemu.functional`: the operator, and the handlers of torch's functions.
 
-A handler is a function of (mode, function, arguments), as those of `function_handlers`. It calls the original function where the policy
-for functions leaves it.
+A handler is a function of (mode, function, arguments), as those of `function_handlers`.
 """
 
 from __future__ import annotations
@@ -156,9 +155,7 @@ def _make_handler(names: str, parse: Parse) -> Handler:
         arguments = bind_arguments(names, args, kwargs)
         call = None if arguments is None else parse(partial(call_original, func), arguments)
         chosen = None if call is None else mode.find_kernel(call)
-        if call is None or chosen is None:
-            return call_original(func, *args, **kwargs)
-        return mode.apply_kernel(call, chosen)
+        return None if call is None or chosen is None else mode.apply_kernel(call, chosen)
 
     return handler
 

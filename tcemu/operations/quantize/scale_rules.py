@@ -174,25 +174,15 @@ def _two_level_rule(tensor: Callable, block: Callable, apply: Callable, source: 
 RULES = {
     "floor": ScaleRule(UE8M0, _floor, in_f32=False, source="2^floor(log2 amax) / 2^emax: OCP MX 1.0, 6.3; torchao mx_tensor.py FLOOR"),
     "ceil": ScaleRule(UE8M0, _ceil, in_f32=False, source="2^ceil(log2 amax) / 2^emax: torchao 050515e, mx_tensor.py CEIL"),
-    "even": ScaleRule(
-        UE8M0, _even, in_f32=False, source="floor of amax rounded half up to the element's bits: torchao 050515e, mx_tensor.py EVEN"
-    ),
-    "rceil": ScaleRule(
-        UE8M0,
-        _rceil,
+    "even": ScaleRule(UE8M0, _even, in_f32=False,
+        source="floor of amax rounded half up to the element's bits: torchao 050515e, mx_tensor.py EVEN"),
+    "rceil": ScaleRule(UE8M0, _rceil,
         source="amax / largest element in f32, rounded up by cvt.rp.satfinite.ue8m0x2.f32: torchao RCEIL, compiled; TransformerEngine's "
-        "product by 1 / largest has the same power of two, but for subnormal numbers",
-    ),
-    "transformer_engine": _two_level_rule(
-        _inverse_tensor,
-        _inverse_block,
-        multiply,
-        "arXiv 2509.25149; TransformerEngine 1a4d3b0, custom_recipes/quantization_nvfp4.py; 0718c01, cast/nvfp4/core_nvfp4.cuh",
-    ),
-    "modelopt": _two_level_rule(
-        _plain_tensor, _modelopt_block, divide, "Model-Optimizer 211c6b3, qtensor/nvfp4_tensor.py, the dynamic path"
-    ),
-    "torchao": _two_level_rule(
-        _plain_tensor, _torchao_block, divide, "torchao 02a1bc4, mx_formats/nvfp4_tensor.py, with a scale per tensor"
-    ),
-}
+        "product by 1 / largest has the same power of two, but for subnormal numbers"),
+    "transformer_engine": _two_level_rule(_inverse_tensor, _inverse_block, multiply,
+        "arXiv 2509.25149; TransformerEngine 1a4d3b0, custom_recipes/quantization_nvfp4.py; 0718c01, cast/nvfp4/core_nvfp4.cuh"),
+    "modelopt": _two_level_rule(_plain_tensor, _modelopt_block, divide,
+        "Model-Optimizer 211c6b3, qtensor/nvfp4_tensor.py, the dynamic path"),
+    "torchao": _two_level_rule(_plain_tensor, _torchao_block, divide,
+        "torchao 02a1bc4, mx_formats/nvfp4_tensor.py, with a scale per tensor"),
+}  # fmt: skip
