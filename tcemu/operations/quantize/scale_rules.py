@@ -20,16 +20,13 @@ from tcemu.engine.backends import elementwise
 from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import E4M3, F32, UE4M3, UE8M0, Format
-
-
-def _f32(value: float) -> np.uint32:
-    return np.float32(value).view(np.uint32)
+from tcemu.operations.quantize.scale_factors import MAX_F32, ONE, f32_code
 
 
 def max_finite_code(fmt: Format) -> np.uint32:
     """Returns the largest finite value of a format narrower than f32, an f32 code."""
     field, fraction = divmod(fmt.max_magnitude, 1 << fmt.mantissa_bits)
-    return _f32((1 + fraction / (1 << fmt.mantissa_bits)) * 2.0 ** (field - fmt.bias))
+    return f32_code((1 + fraction / (1 << fmt.mantissa_bits)) * 2.0 ** (field - fmt.bias))
 
 
 # ---- scales that are powers of two: the exponent, from a block's largest magnitude
@@ -80,9 +77,8 @@ class TwoLevelScaling(NamedTuple):
     apply: Callable[[Array, Array, Format], Array]  # multiply or divide: (x, second result of `block`, F32)
 
 
-SIX, SIXTH = _f32(6), _f32(1 / 6)
-NVFP4_RANGE = _f32(6 * 448)  # the largest element times the largest scale
-ONE, MAX_F32 = _f32(1), _f32(float(np.finfo(np.float32).max))
+SIX, SIXTH = f32_code(6), f32_code(1 / 6)
+NVFP4_RANGE = f32_code(6 * 448)  # the largest element times the largest scale
 
 
 def _encode_ue4m3(x: Array) -> Array:
@@ -123,12 +119,12 @@ def _plain_tensor(amax: Array) -> tuple[Array, ...]:
 
 def _modelopt_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
     ratio = divide(amax, multiply(SIX, tensor_scale, F32), F32)
-    scale = _encode_ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), _f32(2**-9)))
+    scale = _encode_ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), f32_code(2**-9)))
     return scale, _multiply_ue4m3(scale, tensor_scale)
 
 
 def _torchao_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
-    scale = _encode_ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), _f32(2**-6)))
+    scale = _encode_ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), f32_code(2**-6)))
     return scale, _multiply_ue4m3(scale, tensor_scale)
 
 

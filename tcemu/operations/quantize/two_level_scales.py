@@ -16,7 +16,7 @@ from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F16, F32, UE4M3, Format
 from tcemu.operations.quantize.scale_factors import INFINITY, MAX_F32, MIN_NORMAL, ONE, SIGN, ZERO, Factor, f32_code
-from tcemu.operations.quantize.scale_rules import RULES
+from tcemu.operations.quantize.scale_rules import NVFP4_RANGE, RULES, SIX, SIXTH
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,6 @@ def _steps_of_rule(name: str, text: str) -> TwoLevelSteps:
     return TwoLevelSteps(rule.tensor, block, text)
 
 
-SIX, SIXTH, RANGE = f32_code(6), f32_code(1 / 6), f32_code(6 * 448)
-
-
 def _ue4m3(x: Array) -> tuple[Array, Array]:
     """Returns the code and the value of a scale, rounded to nearest and saturated; a NaN is NaN."""
     code = convert(F32, UE4M3, x, saturate=True)
@@ -87,16 +84,16 @@ def _clamp(x: Array, low: float, high: float = 448.0) -> Array:
 
 
 def _decode_tensor(amax: Array) -> tuple[Array, ...]:
-    return (divide(amax, RANGE, F32),)
+    return (divide(amax, NVFP4_RANGE, F32),)
 
 
 def _encode_tensor(amax: Array) -> tuple[Array, ...]:
-    encode = divide(RANGE, amax, F32)
+    encode = divide(NVFP4_RANGE, amax, F32)
     return divide(ONE, encode, F32), encode
 
 
 def _encode_tensor_at_least_tiny(amax: Array) -> tuple[Array, ...]:
-    encode = divide(RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
+    encode = divide(NVFP4_RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
     return divide(ONE, encode, F32), encode
 
 
