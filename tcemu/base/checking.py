@@ -43,17 +43,7 @@ def forbid(undefined: ArrayLike, message: str, **values: Any) -> None:
 
 
 def forbid_concrete(undefined: ArrayLike, message: str, checked: bool, **values: Any) -> None:
-    """Call `forbid`, but skip traced arguments unless `checked` is set.
-
-    Args:
-        undefined: Bool array of any shape.
-        message: Format string that may name any of `values`.
-        checked: If true, traced arguments are checked as well.
-        **values: Arrays that broadcast to the shape of `undefined`.
-
-    Raises:
-        UndefinedBehaviour: All arguments are concrete, and `undefined` is true for an element.
-    """
+    """Call `forbid`, but skip traced arguments unless `checked` is set. Raises UndefinedBehaviour as it does for concrete arguments."""
     if checked or not any(isinstance(value, Tracer) for value in (undefined, *values.values())):
         forbid(undefined, message, **values)
 

@@ -160,16 +160,10 @@ def outside_traces(fn: Callable) -> Callable:
 
 
 def jit_wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
-    """Decorate a function with `jax.jit` and compile it for 512-bit vectors if the CPU has AVX-512.
+    """Decorate a function of positional arguments with `jax.jit`, and compile it for 512-bit vectors if the CPU has AVX-512.
 
     XLA:CPU uses 256 bits by default. The option applies only if the function is the outermost `jit`, since JAX allows compiler options
-    nowhere else. Inside another function's trace, that function's options apply, which are the user's.
-
-    Args:
-        *static_argnums: Positions of the static arguments, as for `jax.jit`.
-
-    Returns:
-        A decorator for a function of positional arguments. The result has a method `lower`, as that of `jax.jit`.
+    nowhere else. Inside another function's trace, that function's options apply, which are the user's. The result has a method `lower`.
     """
 
     def decorate(fn: Callable) -> Callable:

@@ -58,11 +58,7 @@ class ExitHandler:
         pass
 
     def watch(self, descriptor: int) -> None:
-        """Read signal numbers from a pipe and handle each of them.
-
-        Args:
-            descriptor: File descriptor of the pipe's reading end.
-        """
+        """Read signal numbers from a pipe, of whose reading end this is the file descriptor, and handle each of them."""
         while numbers := os.read(descriptor, 1):
             self.handle(numbers[0])
 
@@ -91,11 +87,7 @@ def _write_stderr(line: str) -> None:
 
 
 def exit_on_signals(name: str) -> None:
-    """Let Ctrl-C and SIGTERM end this process with one line on stderr and status 130 or 143. Call it in the main thread only.
-
-    Args:
-        name: Name of the program, which begins the line.
-    """
+    """Let Ctrl-C and SIGTERM end this process with a line "NAME: ..." on stderr and status 130 or 143. For the main thread only."""
     handler = ExitHandler(name)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores it

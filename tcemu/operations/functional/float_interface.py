@@ -59,13 +59,7 @@ def float_result(codes: Array, source: Format, dtype: np.dtype) -> Array:
 
 
 def compute_on_codes(bits: Callable[..., Array], smooth: Callable[..., Array], operands: Sequence[Any]) -> Array:
-    """Compute a function of arrays by its bits, with the derivative of another one.
-
-    Args:
-        bits: Function that computes the value.
-        smooth: Function that is differentiated, and that says how the result is sharded.
-        operands: Arguments of both.
-    """
+    """Compute a function of the operands by `bits`, with the derivative of `smooth`, which also says how the result is sharded."""
     return shard_like(lambda given: smooth(*given), lambda given: straight_through(bits, smooth, *given), tuple(operands))
 
 
