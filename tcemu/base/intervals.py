@@ -36,12 +36,7 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """Return the t below which Student's distribution has a probability from 0.5 to 1.
-
-    Args:
-        probability: The probability, at least 0.5 and below 1.
-        degrees: Degrees of freedom, at least 1.
-    """
+    """Return the t below which Student's distribution of so many degrees of freedom has a probability, at least 0.5 and below 1."""
     low, high = 0.0, 1.0
     while _central_probability(high, degrees) < 2 * probability - 1:
         high *= 2

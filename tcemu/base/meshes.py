@@ -33,7 +33,7 @@ def on_local_device(platform: str) -> AbstractContextManager:
 
 
 def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands: Any) -> Any:
-    """Call a function and, on a mesh with explicit axes, shard its results as those of a simpler function.
+    """Return call(operands) and, on a mesh with explicit axes, shard the results as those of a simpler function.
 
     XLA chooses the sharding of the intermediate values.
 
@@ -41,9 +41,6 @@ def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands
         plain: Function whose results have the same tree and shapes, and for which JAX has sharding rules. It is not computed.
         call: Function to compute.
         operands: Pytree, the one argument of both functions.
-
-    Returns:
-        call(operands).
 
     Raises:
         ShardingTypeError: JAX has no sharding rule for plain(operands), as for a product whose K is sharded.

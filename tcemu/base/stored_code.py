@@ -379,14 +379,9 @@ def default_cache_folder() -> Path | None:
 
 
 def cache_subfolder(name: str, *, always: bool = False) -> Path | None:
-    """Return a folder for programs within that of JAX's persistent compilation cache; see `tcemu.cache_compilations`.
+    """Return a folder of this name for programs within that of JAX's persistent compilation cache, or None if the cache is off.
 
-    Args:
-        name: Name of the folder.
-        always: Where JAX has no folder for its cache, return one within `default_cache_folder`.
-
-    Returns:
-        The folder, or None: the cache is off.
+    always: where JAX has no folder for its cache, return one within `default_cache_folder`. See `tcemu.cache_compilations`.
     """
     configured = jax.config.values
     if not configured["jax_enable_compilation_cache"]:
