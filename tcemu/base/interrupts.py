@@ -65,10 +65,8 @@ class ExitHandler:
     def handle(self, number: int) -> None:
         """Handle a signal: the first one waits until the current chunk is counted, any other ends the process with status 128 + `number`.
 
-        The process ends at once where no results would be lost, but never while a file is being written.
-
-        Args:
-            number: Number of the signal. Numbers other than those of `SIGNALS` are ignored.
+        The process ends at once where no results would be lost, but never while a file is being written. Numbers other than those of
+        `SIGNALS` are ignored.
         """
         if number not in SIGNALS:
             return
@@ -110,10 +108,7 @@ def defer_signals() -> Iterator[PendingSignal]:
     """Defer Ctrl-C and SIGTERM in a context: the first signal is only recorded, a second one is handled as before.
 
     A signal whose handler is not a Python function, such as SIGTERM by default, is not deferred. Outside the main thread no signal is
-    deferred, unless `exit_on_signals` was called.
-
-    Yields:
-        The state, whose `signal` becomes the number of the signal that was received.
+    deferred, unless `exit_on_signals` was called. Yields the state, whose `signal` becomes the number of the signal that was received.
     """
     pending, exit_handler = PendingSignal(), next((h for h in map(signal.getsignal, SIGNALS) if isinstance(h, ExitHandler)), None)
     if exit_handler is not None:

@@ -23,10 +23,8 @@ class MeanInterval(NamedTuple):
 def mean_interval(values: Sequence[float]) -> MeanInterval:
     """Return the mean and its confidence interval, mean ± t · s / √n, with t of n - 1 degrees of freedom.
 
-    The interval is exact for values that are independent and normal. It may reach below 0 where all values are above.
-
-    Args:
-        values: Measurements. A single one has no interval: low and high are NaN.
+    The interval is exact for values that are independent and normal. It may reach below 0 where all values are above. A single value has no
+    interval: low and high are NaN.
     """
     mean = fmean(values)
     if len(values) < 2:

@@ -142,11 +142,9 @@ def _gelu(func: Callable, arguments: dict[str, Any]) -> FunctionCall | None:
 
 
 def _make_handler(names: str, parse: Parse) -> Handler:
-    """Make the handler of a function of torch.
+    """Make the handler of a function of torch with arguments of these names, in their order.
 
-    Args:
-        names: Names of its arguments in their order.
-        parse: Function from torch's function and its arguments by name to the call, or to None for a call that is left.
+    parse: function from torch's function and its arguments by name to the call, or to None for a call that is left.
     """
 
     def handler(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

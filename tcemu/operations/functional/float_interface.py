@@ -30,8 +30,7 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
 def kernel_array(name: str, value: ArrayLike) -> Array:
     """Return an argument as an array of float32, float16 or bfloat16. NumPy's float64 is rounded to float32.
 
-    Raises:
-        TypeError: The dtype is another one. The message names the argument.
+    Raises TypeError, which names the argument, for another dtype.
     """
     array = as_jax_array(float_array(name, value))
     check_dtype(array.dtype, name)

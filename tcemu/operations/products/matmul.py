@@ -383,14 +383,9 @@ def _zero_with_scale_gradient(scheme: Scheme, q: QuantizedOperand, values: Array
 def _check_scale(
     name: str, quantizer: Quantizer, sizes: tuple[int | None, int | None], scale: Array | np.ndarray | None, shape: tuple[int, ...]
 ) -> None:
-    """Raises ValueError unless the user's scales have the shape of the recipe's.
+    """Raises ValueError unless the user's scales of an argument have the shape of the recipe's.
 
-    Args:
-        name: The argument's name.
-        quantizer: The recipe's quantiser of this operand.
-        sizes: Neighbours along the operand's last two axes that share a scale; None: all.
-        scale: The user's scales, or None.
-        shape: The operand's shape.
+    sizes: neighbours along the operand's last two axes that share a scale; None: all. shape: the operand's.
     """
     if scale is None:
         return

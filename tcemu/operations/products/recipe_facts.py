@@ -41,10 +41,9 @@ def evidence_level(recipe: Recipe, evidence: Evidence) -> str:
 
 
 def unit_sentences(facts: Iterable[Sequence[str | None]]) -> list[str]:
-    """Return the different sentences of `describe_unit` on what computed a result.
+    """Return the different sentences of `describe_unit` on what computed a result, by values of RECIPE_COLUMNS.
 
-    Args:
-        facts: Values of RECIPE_COLUMNS. They may come from a file, so an instruction that tcemu does not know has no sentence.
+    They may come from a file, so an instruction that tcemu does not know has no sentence.
     """
     pairs = dict.fromkeys((instruction, target) for target, instruction, *_ in facts if target and instruction)
     sentences = []

@@ -332,11 +332,7 @@ class Recipe(Record):
         return self.backward if isinstance(self.backward, tuple) else (self.backward, self.backward)
 
     def require_gradients(self) -> tuple[Recipe, Recipe]:
-        """Return the recipes of dA and dB.
-
-        Raises:
-            ValueError: `backward` is "exact" or "straight_through".
-        """
+        """Return the recipes of dA and dB. Raises ValueError if `backward` is "exact" or "straight_through"."""
         if self.gradients is None:
             raise ValueError(f"backward={self.backward!r} names no recipes of the gradients")
         return self.gradients

@@ -323,12 +323,9 @@ def _of_leaves(function: Callable, fixed: tuple[Any, ...], tree: Any) -> Callabl
 
 
 def by_rows(function: Callable, *operands: Any, fixed: tuple[Any, ...] | None = None) -> Any:
-    """Call a function of arrays [rows, ...] in parts of ROWS_PER_CALL rows; under a trace, once.
+    """Call a function of arrays [rows, ...] in parts of ROWS_PER_CALL rows; under a trace, once. Operands without axes go to every part.
 
-    Args:
-        function: The function.
-        *operands: Its operands. Those without axes go to every part.
-        fixed: Static arguments before the operands. If they are given, NumPy computes, and nothing is compiled.
+    fixed: static arguments before the operands. If they are given, NumPy computes, and nothing is compiled.
     """
     leaves, tree = jax.tree.flatten(operands)
     if any(isinstance(x, Tracer) for x in leaves):

@@ -229,15 +229,7 @@ def _quantize_queries(
 def _quantize_parts(scheme: Scheme, x: Array, scope: str, key: PRNGKey | None, along_depth: bool = False) -> QuantizedOperand:
     """Quantises parts [B, K, ..., blocks, R, depth] of an operand, each with the scale of the parts that share it.
 
-    Args:
-        scheme: The quantisation.
-        x: The parts.
-        scope: As `Flash.scales`.
-        key: JAX random key, where the quantiser rounds stochastically.
-        along_depth: The blocks are split along the axis that is summed.
-
-    Returns:
-        The quantised parts. A tensor's scale has the shape [..., 1, 1].
+    scope: as `Flash.scales`. along_depth: the blocks are split along the axis that is summed. A tensor's scale has the shape [..., 1, 1].
     """
     lead = x.shape[:-2]
     flat = x.reshape(-1, *x.shape[-2:])
