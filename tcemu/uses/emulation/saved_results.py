@@ -13,8 +13,7 @@ from jax import lax
 from tcemu.base.provenance import function_name
 from tcemu.base.results import Table, check_type
 from tcemu.base.saved_files import DamagedFile, check_members
-from tcemu.operations.functional.kernel_json import kernel_from_dict, kernel_to_dict
-from tcemu.operations.functional.kernel_values import KernelValue
+from tcemu.operations.functional.kernel_values import KernelValue, kernel_from_dict, kernel_to_dict
 from tcemu.uses.emulation.decisions import Choice
 from tcemu.uses.emulation.function_choices import FunctionChoice
 from tcemu.uses.emulation.function_patterns import FUNCTIONS

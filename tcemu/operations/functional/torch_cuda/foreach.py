@@ -20,12 +20,12 @@ from jax.typing import ArrayLike
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.engine.formats.coding import convert
-from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import MAX_THREADS, WARP, strided_places, thread_tree
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
-from tcemu.operations.functional.torch_cuda.rows import operand_codes, result_array, vector_norm
+from tcemu.operations.functional.torch_cuda.rows import operand_codes, operand_values, result_array, vector_norm
 
 CHUNK, VECTOR = 1 << 16, 4  # elements of a block, and accumulators of a thread
 KINDS = {2.0: ("squares", "sum"), 1.0: ("sizes", "sum"), math.inf: ("largest size", "largest size")}  # of a chunk, and of the chunks
@@ -50,17 +50,9 @@ def chunk_tree(length: int, size: int) -> Node:
 
 
 def foreach_norm(tensors: Sequence[ArrayLike], order: float = 2.0) -> list[Array]:
-    """Return the norm of each tensor as PyTorch's `_foreach_norm` on a GPU computes it.
+    """Return the norm of each tensor, a scalar of its dtype, as PyTorch's `_foreach_norm` on a GPU computes it.
 
-    Args:
-        tensors: bfloat16, float16 or float32.
-        order: 2, 1 or infinity.
-
-    Returns:
-        A scalar for each tensor, of its dtype.
-
-    Raises:
-        NotModelled: The order or a dtype is another one.
+    tensors: bfloat16, float16 or float32. order: 2, 1 or infinity. Raises NotModelled for another order or dtype.
     """
     if order not in KINDS:
         raise NotModelled(f"foreach_norm: got order {order}; known are 2, 1 and infinity (torch_cuda/foreach.py, KINDS)")
@@ -81,29 +73,15 @@ def foreach_norm(tensors: Sequence[ArrayLike], order: float = 2.0) -> list[Array
 
 
 def clip_grad_norm(grads: Sequence[ArrayLike], max_norm: float, order: float = 2.0) -> tuple[Array, list[Array]]:
-    """Clip gradients by the norm of all as PyTorch's `clip_grad_norm_` on a GPU does.
+    """Clip gradients by the norm of all as PyTorch's `clip_grad_norm_` on a GPU does: return the norm before, and the clipped gradients.
 
-    Args:
-        grads: Gradients of one dtype: bfloat16, float16 or float32.
-        max_norm: The largest norm.
-        order: As in `foreach_norm`.
-
-    Returns:
-        The norm of all gradients before, and the clipped gradients.
-
-    Raises:
-        NotModelled: The order or a dtype is another one.
+    grads: of one dtype, bfloat16, float16 or float32. max_norm: the largest norm. order and errors: as in `foreach_norm`.
     """
     norms = jnp.stack(foreach_norm(grads, order))
     total = vector_norm(norms, order)
-    fmt, value = _values(total)
+    fmt, value = operand_values("clip_grad_norm", total)
     inverse = round_value(1.0 / round_value(value + 1e-6, fmt), fmt)
     factor = round_value(inverse * max_norm, fmt)
     factor = where(as_value(1.0) < factor, 1.0, factor)
-    clipped = [result_array(_values(grad)[1] * factor, fmt) for grad in grads]
+    clipped = [result_array(operand_values("clip_grad_norm", grad)[1] * factor, fmt) for grad in grads]
     return total, clipped
-
-
-def _values(x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes("clip_grad_norm", x)
-    return fmt, Value(convert(fmt, F32, codes))

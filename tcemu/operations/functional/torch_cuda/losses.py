@@ -16,13 +16,12 @@ from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import Chain, Join, Node
-from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, where
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise, round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
-from tcemu.operations.functional.torch_cuda.rows import operand_codes, reduce, result_array
+from tcemu.operations.functional.torch_cuda.rows import operand_values, reduce, result_array
 from tcemu.operations.functional.torch_cuda.softmax import log_softmax, log_softmax_backward
 
 MAX_THREADS, ROWS_OF_THREAD = 1024, 16
@@ -32,11 +31,6 @@ REDUCTIONS = ("mean", "sum", "none")
 def _check(reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise NotModelled(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)} (torch_cuda/losses.py)")
-
-
-def _values(name: str, x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes(name, x)
-    return fmt, Value(convert(fmt, F32, codes))
 
 
 @lru_cache(maxsize=64)
@@ -53,7 +47,7 @@ def _weights(fmt: Format, target: Array, weight: ArrayLike | None, ignore_index:
     ones = Value(jnp.full(target.shape, as_value(1.0).codes))
     if weight is None:
         return counts, ones
-    _, values = _values("nll_loss", weight)
+    _, values = operand_values("nll_loss", weight)
     return counts, Value(values.codes[jnp.where(counts, target, 0)])
 
 
@@ -77,7 +71,7 @@ def nll_loss(
         NotModelled: The dtype or the reduction is another one.
     """
     _check(reduction)
-    fmt, values = _values("nll_loss", x)
+    fmt, values = operand_values("nll_loss", x)
     target = jnp.asarray(target)
     counts, weights = _weights(fmt, target, weight, ignore_index)
     chosen = Value(jnp.take_along_axis(values.codes, jnp.where(counts, target, 0)[:, None], axis=1)[:, 0])
@@ -105,29 +99,17 @@ def nll_loss_backward(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Array:
-    """Compute the gradient of `nll_loss` as PyTorch's `nll_loss_backward` on a GPU does.
+    """Compute the gradient of `nll_loss`, in x's dtype, as PyTorch's `nll_loss_backward` on a GPU does.
 
-    Args:
-        grad: Gradient of the loss, of x's dtype.
-        x: The operand [rows, classes], of which only shape and dtype count.
-        target: Classes [rows].
-        total_weight: The second result of `nll_loss`.
-        weight: Weights of the classes, or None.
-        reduction: As in `nll_loss`.
-        ignore_index: As in `nll_loss`.
-
-    Returns:
-        The gradient of x, in its dtype.
-
-    Raises:
-        NotModelled: The dtype or the reduction is another one.
+    grad: that of the loss, of x's dtype. Of x only shape and dtype count. total_weight: the second result. Other arguments and errors as in
+    `nll_loss`.
     """
     _check(reduction)
-    (fmt, values), (_, grads) = _values("nll_loss_backward", x), _values("nll_loss_backward", grad)
+    (fmt, values), (_, grads) = operand_values("nll_loss_backward", x), operand_values("nll_loss_backward", grad)
     target = jnp.asarray(target)
     counts, weights = _weights(fmt, target, weight, ignore_index)
     if reduction == "mean":
-        grads = round_value(grads / _values("nll_loss_backward", total_weight)[1], fmt)
+        grads = round_value(grads / operand_values("nll_loss_backward", total_weight)[1], fmt)
     each = -round_value(weights * Value(jnp.broadcast_to(grads.codes, target.shape)), fmt)
     classes = jnp.arange(values.codes.shape[1])
     hit = (classes[None] == jnp.expand_dims(target, 1)) & counts[:, None]
@@ -145,19 +127,13 @@ def cross_entropy(
     *,
     gpu: str = "H200",
 ) -> Array:
-    """Compute the cross entropy of logits as PyTorch's `cross_entropy_loss` on a GPU does.
+    """Compute the cross entropy of logits as PyTorch's `cross_entropy_loss` on a GPU does: in x's dtype, a scalar or [rows].
 
     Args:
         x: Logits [rows, classes], bfloat16, float16 or float32.
-        target: Classes, integers [rows].
-        weight: Weights of the classes, or None.
-        reduction: "mean", "sum" or "none".
-        ignore_index: A target that does not count.
+        target: Classes, integers [rows]; weight, reduction and ignore_index are as in `nll_loss`.
         label_smoothing: Share of the uniform distribution; with it, weights have no rule.
         gpu: As in `rows.reduce`.
-
-    Returns:
-        The loss in x's dtype, a scalar or [rows].
 
     Raises:
         NotModelled: The dtype, the reduction or the GPU is another one, or label smoothing comes with weights.
@@ -168,11 +144,11 @@ def cross_entropy(
         return loss
     if weight is not None:
         raise NotModelled("cross_entropy: got label_smoothing and weight; known is one of them (torch_cuda/losses.py)")
-    fmt, value = _values("cross_entropy", loss)
-    spread = -_values("cross_entropy", reduce("sum", logarithms, -1, gpu=gpu))[1]
+    fmt, value = operand_values("cross_entropy", loss)
+    spread = -operand_values("cross_entropy", reduce("sum", logarithms, -1, gpu=gpu))[1]
     spread = where(jnp.asarray(target) == ignore_index, 0.0, spread)
     if reduction != "none":
-        spread = _values("cross_entropy", reduce("sum", result_array(spread, fmt), None, gpu=gpu))[1]
+        spread = operand_values("cross_entropy", reduce("sum", result_array(spread, fmt), None, gpu=gpu))[1]
     if reduction == "mean":
         spread = round_value(spread / _count(target, ignore_index, fmt), fmt)
     own, other = 1.0 - label_smoothing, label_smoothing / jnp.shape(x)[-1]
@@ -195,22 +171,9 @@ def cross_entropy_backward(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Array:
-    """Compute the gradient of `cross_entropy` as PyTorch's autograd on a GPU does.
+    """Compute the gradient of `cross_entropy`, in x's dtype, as PyTorch's autograd on a GPU does.
 
-    Args:
-        grad: Gradient of the loss, of x's dtype.
-        x: The logits.
-        target: Classes [rows].
-        weight: Weights of the classes, or None.
-        reduction: As in `cross_entropy`.
-        ignore_index: As in `cross_entropy`.
-        label_smoothing: As in `cross_entropy`.
-
-    Returns:
-        The gradient of x, in its dtype.
-
-    Raises:
-        NotModelled: As in `cross_entropy`.
+    grad: that of the loss, of x's dtype. Other arguments and errors as in `cross_entropy`.
     """
     logarithms = log_softmax(x, -1)
     _, total_weight = nll_loss(logarithms, target, weight, reduction, ignore_index)
@@ -220,12 +183,12 @@ def cross_entropy_backward(
         )
     if weight is not None or reduction == "none":
         raise NotModelled("cross_entropy: got label_smoothing with weights or no reduction; known is one of them (torch_cuda/losses.py)")
-    fmt, grads = _values("cross_entropy", grad)
+    fmt, grads = operand_values("cross_entropy", grad)
     own = result_array(grads * (1.0 - label_smoothing), fmt)
     spread = round_value(grads * (label_smoothing / jnp.shape(x)[-1]), fmt)
     if reduction == "mean":
         spread = round_value(spread / _count(target, ignore_index, fmt), fmt)
-    _, of_target = _values("cross_entropy", nll_loss_backward(own, logarithms, target, total_weight, None, reduction, ignore_index))
+    _, of_target = operand_values("cross_entropy", nll_loss_backward(own, logarithms, target, total_weight, None, reduction, ignore_index))
     spread = where((jnp.asarray(target) == ignore_index)[:, None], 0.0, -spread)
     return log_softmax_backward(result_array(of_target + spread, fmt), logarithms, -1)
 
@@ -233,14 +196,8 @@ def cross_entropy_backward(
 def mse_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean", *, gpu: str = "H200") -> Array:
     """Compute the mean squared error as PyTorch's `mse_loss` on a GPU does: the squares are rounded to the dtype before they are added.
 
-    Args:
-        x: bfloat16, float16 or float32, contiguous.
-        target: Of x's dtype and shape.
-        reduction: "mean", "sum" or "none".
-        gpu: As in `rows.reduce`.
-
-    Raises:
-        NotModelled: The reduction, the dtype or the GPU is another one.
+    x: bfloat16, float16 or float32, contiguous; target: of its dtype and shape. reduction: "mean", "sum" or "none". gpu: as in
+    `rows.reduce`. Raises NotModelled for another reduction, dtype or GPU.
     """
     _check(reduction)
     squares = elementwise("mse_loss", x, target)

@@ -20,11 +20,10 @@ from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import f32_code
-from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, powf, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import OPERATORS, round_value
-from tcemu.operations.functional.torch_cuda.rows import operand_codes, result_array
+from tcemu.operations.functional.torch_cuda.rows import operand_values, result_array
 
 FORMS = ("single", "foreach", "fused")
 VECTOR = 4  # elements that a thread of a fused kernel takes at a time
@@ -49,9 +48,7 @@ def _check(form: str) -> None:
         raise NotModelled(f"form={form!r}: expected one of {', '.join(FORMS)} (torch_cuda/optimizers.py, FORMS)")
 
 
-def _values(x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes("an optimizer's step", x)
-    return fmt, Value(convert(fmt, F32, codes))
+_values = partial(operand_values, "an optimizer's step")
 
 
 def adam_step(
@@ -111,15 +108,7 @@ def adam_step(
 def adamw_step(param: ArrayLike, grad: ArrayLike, state: AdamState, step: int, **options) -> tuple[Array, AdamState]:
     """Return the parameter and the state after one step of PyTorch's AdamW on a GPU.
 
-    Args:
-        param: As in `adam_step`.
-        grad: As in `adam_step`.
-        state: As in `adam_step`.
-        step: As in `adam_step`.
-        **options: The keyword arguments of `adam_step`; weight_decay is 0.01 by default.
-
-    Raises:
-        NotModelled: As in `adam_step`.
+    Arguments and errors are those of `adam_step`; weight_decay is 0.01 by default.
     """
     return adam_step(param, grad, state, step, **{"weight_decay": 0.01, **options}, decoupled=True)
 
@@ -184,25 +173,15 @@ def sgd_step(
     maximize: bool = False,
     form: str = "foreach",
 ) -> tuple[Array, Array | None]:
-    """Return the parameter and the momentum buffer after one step of PyTorch's SGD on a GPU.
+    """Return the parameter, and the momentum buffer or None without momentum, after one step of PyTorch's SGD on a GPU, in its dtype.
 
     Args:
-        param: The parameter, bfloat16, float16 or float32.
-        grad: Its gradient, of the same dtype.
+        param: The parameter; grad, lr, maximize, form and errors are as in `adam_step`.
         momentum_buffer: The buffer before; None in the first step.
-        lr: The learning rate.
         momentum: Share of the buffer that is kept.
         dampening: Share of the gradient that the buffer does not take.
         weight_decay: Weight decay, added to the gradient.
         nesterov: Nesterov's momentum.
-        maximize: The gradient is negated.
-        form: "single", "foreach" or "fused".
-
-    Returns:
-        The parameter, and the buffer or None without momentum, in the parameter's dtype.
-
-    Raises:
-        NotModelled: The dtype or the form is another one.
     """
     _check(form)
     numbers = jnp.asarray([f32_code(number) for number in (lr, momentum, 1 - dampening, weight_decay)])

@@ -99,10 +99,7 @@ def merge_node(merge: Merge, slices: Node | None) -> Join:
 def unit_tree(unit: Steps | Lanes, slices: Slices, *, closing: bool = False) -> Node:
     """Return the tree of the sums of the slices, [S].
 
-    Args:
-        unit: The unit that adds the products of a slice.
-        slices: The slices of K.
-        closing: Lanes of a single chain close it too, so that programs are shared with those of several.
+    closing: lanes of a single chain close it too, so that programs are shared with those of several.
     """
     if isinstance(unit, Steps):
         order = step_order(unit, slices)

@@ -93,13 +93,9 @@ def round_through(fmt: Format | None, total: Array) -> Array:
 
 
 def apply_epilogue(plan: EpiloguePlan, total: Array, operands: EpilogueOperands, flags: EpilogueFlags | None = None) -> Array:
-    """Computes the codes of the result.
+    """Computes the codes of the result from a total and its operands, f32 codes that broadcast against the total [..., M, N].
 
-    Args:
-        plan: The static part of the epilogue.
-        total: f32 codes [..., M, N].
-        operands: f32 codes that broadcast against the total.
-        flags: Roundings as data; None: those of `plan`, static.
+    flags: roundings as data; None: those of `plan`, static.
     """
     once, plus_zero, narrow = plan.flags if flags is None else flags
     for factor in operands.factors[:-1]:
