@@ -35,7 +35,6 @@ from tcemu.engine.isa.tcgen05 import (
     COPY_SOURCES,
     CTA_GROUPS,
     LOAD_NUMS,
-    LOAD_SHAPES,
     MAX_LOAD_REGISTERS,
     Tcgen05Allocation,
     Tcgen05Commit,
@@ -47,6 +46,7 @@ from tcemu.engine.isa.tcgen05 import (
     Tcgen05Shift,
 )
 from tcemu.engine.isa.tcgen05_kinds import KINDS, SCALED_KINDS
+from tcemu.engine.layouts.tensor_memory import MOVE_REGISTERS
 
 Version = tuple[int, int]
 # Requirements of a row: pairs of targets and PTX ISA version, any of which is enough. "sm_90a": that target alone. "sm_80+": that target
@@ -306,7 +306,7 @@ def _tcgen05_memory() -> Iterator[SyntaxRow]:
     yield row(Tcgen05Allocation, "9.7.16.7.1", TCGEN05, name=("tcgen05.alloc",), cta_group=CTA_GROUPS, space=(None, "shared::cta"))
     names = ("tcgen05.dealloc", "tcgen05.relinquish_alloc_permit")
     yield row(Tcgen05Allocation, "9.7.16.7.1", TCGEN05, name=names, cta_group=CTA_GROUPS)
-    for tile, registers in LOAD_SHAPES.items():
+    for tile, registers in MOVE_REGISTERS.items():
         nums = tuple(num for num in LOAD_NUMS if num * registers <= MAX_LOAD_REGISTERS)
         yield row(Tcgen05Move, "9.7.16.8.3", TCGEN05, name=("tcgen05.ld", "tcgen05.st"), tile=(tile,), num=nums, packed=(False, True))
     reduced: dict[str, tuple[Any, ...]] = {"name": ("tcgen05.ld",), "tile": ("32x32b", "16x32bx2"), "num": LOAD_NUMS[1:]}
