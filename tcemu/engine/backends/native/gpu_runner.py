@@ -144,11 +144,7 @@ class Gpu:
 
 @cache
 def gpu() -> Gpu:
-    """Return the GPU that JAX computes on, or the first one.
-
-    Raises:
-        Unsupported: There is no GPU, or cuda-core is not installed.
-    """
+    """Return the GPU that JAX computes on, or the first one. Raises Unsupported without a GPU or cuda-core."""
     try:
         from cuda import core  # type: ignore[reportMissingImports]
     except ImportError as error:
