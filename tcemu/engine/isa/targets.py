@@ -35,8 +35,7 @@ class TargetName(NamedTuple):
 
 
 def parse_target_name(name: str) -> TargetName:
-    """Return the parts of the name of a target of NVIDIA, also of one that tcemu does not know: (90, "a") for "sm_90a". Raises ValueError.
-    """
+    """Return the parts of the name of a target of NVIDIA, also of one that tcemu does not know: (90, "a") for "sm_90a". Raises ValueError."""
     match = fullmatch(r"sm_(\d+)([af]?)", name)
     if match is None:
         raise ValueError(f"target {shorten_text(name)!r}: expected a name such as sm_90a")
