@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -127,13 +126,14 @@ def find_kernel(
     model: specialised to the instruction; spec: A and B as they are multiplied; block: products that share a block scale, 0 where there are
     none; target: the CPU, None: this machine's; by_columns: the kernel takes B as [N, K].
     """
-    from tcemu.engine.backends.llvm.general_steps import general_text
-    from tcemu.engine.backends.llvm.grouped_kernel import grouped_text
-    from tcemu.engine.backends.llvm.step_kernel import kernel_text
+    from tcemu.engine.backends.llvm.blocks import block_text
+    from tcemu.engine.backends.llvm.general_steps import GeneralKernel
+    from tcemu.engine.backends.llvm.grouped_kernel import GroupedKernel
+    from tcemu.engine.backends.llvm.step_kernel import StepKernel
 
-    texts: dict[str, Callable[[str, Any], str]] = {"steps": kernel_text, "groups": grouped_text, "general": general_text}
+    kernels: dict[str, Any] = {"steps": StepKernel, "groups": GroupedKernel, "general": GeneralKernel}
     form = kernel_form(model, spec, block, target or machine_code.host_target(), by_columns)
-    return None if form is None else Kernel(form.name, texts[form.name](form.name, form), target)
+    return None if form is None else Kernel(form.name, block_text(kernels[form.name], form), target)
 
 
 def kernel_form(

@@ -292,6 +292,17 @@ class Builder:
             self.ir.ret(result.raw)
 
 
+def build_count(module: ir.Module, name: str) -> tuple[Builder, Value]:
+    """Begins the function NAME_tasks, and returns its argument: see `ffi_handler`."""
+    b = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
+    return b, b.arguments[0]
+
+
+def build_task(module: ir.Module, name: str, wide_registers: bool = False) -> Builder:
+    """Begins the function NAME_task: see `ffi_handler`."""
+    return Builder(ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task"), wide_registers)
+
+
 def _wrap(number: int, width: int) -> int:
     """The number as two's complement of this width."""
     number &= (1 << width) - 1
