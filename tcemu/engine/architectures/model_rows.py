@@ -170,7 +170,6 @@ UNDIGESTED = CommonEvidence()
 
 
 def _digested_forms(gpu: str) -> CommonEvidence:
-    """Return the evidence of the digests of one card."""
     return CommonEvidence(
         mma=_digested((gpu,), "integers and bits", 10_752),
         sparse=_digested((gpu,), "integers, A and B of one type", 9_216),

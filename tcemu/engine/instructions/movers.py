@@ -117,8 +117,6 @@ class Rows(NamedTuple):
 
 
 class MoverOperands(NamedTuple):
-    """The operands of an ldmatrix or stmatrix."""
-
     shared: Array  # uint32[..., words]
     address: Integers  # [..., 32], in bytes
     rows: Rows
@@ -188,7 +186,6 @@ def _bad(address: Integers, words: int) -> tuple[Array | np.ndarray, Array | np.
 
 
 def _last(words: int) -> int:
-    """The highest address of a row."""
     return 4 * (words - ROW_WORDS) // ROW_BYTES * ROW_BYTES
 
 

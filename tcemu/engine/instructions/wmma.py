@@ -182,8 +182,6 @@ class LinePlacement:
 
 
 class WmmaMemoryOperands(NamedTuple):
-    """The operands of a wmma.load or wmma.store."""
-
     memory: Array  # uint32[..., words]
     fragment: Any  # of a wmma.store, uint32[..., 32, n]
     place: LinePlacement
@@ -305,8 +303,6 @@ def _line_starts(place: LinePlacement, count: int) -> tuple[Array, Array | None]
 
 @cache
 def _family(sm: int) -> Family:
-    """The fragments of one generation."""
-
     def by_matrices(op: MatrixMultiply, clamped: bool, model: Model, operands: WmmaMmaOperands) -> Array:
         a, b, c = (unpack_matrix(op, name, registers, sm) for name, registers in operands._asdict().items())
         return pack_matrix(op, "d", instruction_product(op, model, a, b, c), sm)

@@ -96,7 +96,7 @@ def nearest_short_names(text: str) -> list[str]:
 
 
 def describe_other_word(text: str) -> str:
-    """Return what is so of a word that people take for a short name, such as "fp8 is two formats, e4m3 and e5m2"; "" if nothing is known."""
+    """Return what is so of a word taken for a short name, such as "fp8 is two formats, e4m3 and e5m2"; "" if nothing is known."""
     word = next((word for word in text.lower()[:40].split() if word in NO_SHORT_NAMES), "")
     return f"{word} {NO_SHORT_NAMES[word]}" if word else ""
 

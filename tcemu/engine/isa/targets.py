@@ -23,8 +23,6 @@ BlockScale = tuple[Format, int]  # type of a block scale, and elements of a row 
 
 
 class TargetName(NamedTuple):
-    """The parts of a target's name."""
-
     number: int  # ten times the compute capability, such as 90
     suffix: str = ""  # "a": features of this architecture alone; "f": features of its family, since PTX ISA 8.8
 
@@ -35,7 +33,7 @@ class TargetName(NamedTuple):
 
 
 def parse_target_name(name: str) -> TargetName:
-    """Return the parts of the name of a target of NVIDIA, also of one that tcemu does not know: (90, "a") for "sm_90a". Raises ValueError."""
+    """Return the parts of the name of a target of NVIDIA, known to tcemu or not: (90, "a") for "sm_90a". Raises ValueError."""
     match = fullmatch(r"sm_(\d+)([af]?)", name)
     if match is None:
         raise ValueError(f"target {shorten_text(name)!r}: expected a name such as sm_90a")

@@ -121,7 +121,6 @@ class Layout:
 
 @functools.cache
 def _groups(side: str) -> tuple[tuple[str, ...], ...]:
-    """Parse a side of a layout into the digits of each axis."""
     if not re.fullmatch(r"(\([a-z]( [a-z])*\)|[a-z])?( (\([a-z]( [a-z])*\)|[a-z]))*", side):
         raise ValueError(f"layout side {side!r}: expected one-letter digits separated by one space, in brackets where they share an axis")
     return tuple(tuple(group.strip("()").split()) for group in re.findall(r"\([^)]*\)|\S", side))
@@ -129,7 +128,6 @@ def _groups(side: str) -> tuple[tuple[str, ...], ...]:
 
 @functools.cache
 def _names(side: str) -> tuple[str, ...]:
-    """Return the digits of a side of a layout."""
     return tuple(digit for group in _groups(side) for digit in group)
 
 
@@ -426,6 +424,5 @@ def _wmma_70(operand: str, shape: tuple[int, int, int], bits: int, layout: str) 
 
 
 def _require_choice(name: str, value: Any, choices: Any) -> None:
-    """Raise ValueError if an argument is not one of the choices."""
     if value not in tuple(choices):
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, choices))}")

@@ -107,7 +107,6 @@ def _container_bits(fmt: Format, container_bits: int | None, shift: int) -> int:
 
 
 def _positions(bits: int, shift: int) -> np.ndarray:
-    """The lowest bit of each code in a register."""
     return np.arange(shift, REGISTER_BITS, bits, dtype=np.uint32)
 
 

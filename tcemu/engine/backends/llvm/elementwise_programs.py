@@ -14,7 +14,6 @@ def unavailable_reason(shape: tuple[int, ...]) -> str:
 
 
 def run(request: ElementwiseRequest | MagnitudeRequest, result: jax.ShapeDtypeStruct, codes: Array, *scales: Array) -> Array:
-    """Computes a request by one call."""
     return xla_call.call(build_kernel(request), result, codes, *scales)[0]
 
 

@@ -107,8 +107,6 @@ class Side(BlockSide):
 
 
 class StepKernel(BlockKernel, LaneSteps):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         block = BlockForm(ROWS, COLUMNS, GROUP, form.step.a, form.step.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
         BlockKernel.__init__(self, module, name, block, form.wide_registers)
@@ -234,7 +232,6 @@ class StepKernel(BlockKernel, LaneSteps):
         b.store(found.reduce("or") != 0, self.special_columns)
 
     def _add_row(self, row: Value) -> None:
-        """Computes a step for a row."""
         b = self.b
         unbounded = ~b.load(I1, self.is_bounded_step)
         b.branch(
@@ -299,6 +296,5 @@ class StepKernel(BlockKernel, LaneSteps):
             b.store(self.add_any_vector(products, b.load(of, place), self.form.step.nan), place)
 
     def _fraction_pairs(self, first: Value, column: Value) -> list[tuple[Value, Value]]:
-        """Fraction and exponent of each product of a step."""
         fractions, numbers = self._pairs("fractions", F32, first, column), self._pairs("numbers", I32, first, column)
         return [(x * y, p + q) for (x, y), (p, q) in zip(fractions, numbers, strict=True)]
