@@ -18,14 +18,9 @@ from typing import NamedTuple
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.families import Instruction, Slots
-from tcemu.engine.isa.syntax_table import Needs, Version
+from tcemu.engine.isa.syntax_table import Needs, Version, since
 
 ANY: Needs = (("sm_70+", (6, 0)),)
-
-
-def since(target: int, major: int, minor: int) -> Needs:
-    """Return the requirement of a target or any later one, and of a PTX ISA version."""
-    return ((f"sm_{target}+", (major, minor)),)
 
 
 class Slot(NamedTuple):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tcemu.engine.arithmetic.step import forms
 from tcemu.engine.arithmetic.step.forms import StepNumbers
-from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
+from tcemu.engine.backends.product_requests import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.layouts.fragment_layouts import LANES, Fragment
 

@@ -13,7 +13,7 @@ from tcemu.engine.backends.batched_calls import call_batched, launch_numbers
 from tcemu.engine.backends.cuda import kernel_text as source
 from tcemu.engine.backends.cuda.fragment_tables import TablePlan, plan_tables, tables_text
 from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch
-from tcemu.engine.backends.register_operands import KernelRegisters, StoredOperand, WarpOperands, row_by_row
+from tcemu.engine.backends.product_requests import KernelRegisters, StoredOperand, WarpOperands, row_by_row
 from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.layouts.fragment_layouts import LANES
 

@@ -14,7 +14,7 @@ from tcemu.engine.arithmetic.product_spec import ProductSpec
 from tcemu.engine.arithmetic.step.forms import bounded_form
 from tcemu.engine.backends.llvm import machine_code, xla_call
 from tcemu.engine.backends.llvm.xla_call import Kernel
-from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
+from tcemu.engine.backends.product_requests import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import F32, Format
 
 if TYPE_CHECKING:
