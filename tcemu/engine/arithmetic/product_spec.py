@@ -27,11 +27,7 @@ class ProductSpec(NamedTuple):
     family: str = ""  # the instruction's family, whose units compute natively; "" for a product that no instruction names
 
     def require_scale(self) -> Format:
-        """Return the format of the block scales.
-
-        Raises:
-            ValueError: The product has no block scales.
-        """
+        """Return the format of the block scales, or raise ValueError."""
         if self.scale is None:
             raise ValueError(f"a product of {self.a} and {self.b} without block scales")
         return self.scale

@@ -17,13 +17,11 @@ from tcemu.base.execution import PORTABLE, current_execution
 from tcemu.engine.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.engine.backends.cuda import quantize_kernel
 from tcemu.engine.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
-from tcemu.engine.backends.llvm import elementwise_programs
+from tcemu.engine.backends.llvm import llvm_programs
 from tcemu.engine.formats.number_formats import F32, Format
 
 
 class PlatformKernel(NamedTuple):
-    """The kernels of one platform."""
-
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
     finds_scales: bool  # they take a MagnitudeRequest too, and e4m3 as the source
@@ -32,7 +30,7 @@ class PlatformKernel(NamedTuple):
 
 KERNELS = {  # by the platform, as `lax.platform_dependent` names it
     "cuda": PlatformKernel(quantize_kernel.unavailable_reason, quantize_kernel.run, finds_scales=False, casts=True),
-    "cpu": PlatformKernel(elementwise_programs.unavailable_reason, elementwise_programs.run, finds_scales=True, casts=False),
+    "cpu": PlatformKernel(llvm_programs.missing_elementwise, llvm_programs.run_elementwise, finds_scales=True, casts=False),
 }
 
 
@@ -40,12 +38,14 @@ class ElementwiseCall(NamedTuple):
     """A request to the kernel of a platform, a `BatchedCall`."""
 
     platform: str
-    request: ElementwiseRequest
+    request: ElementwiseRequest | MagnitudeRequest
     by_row: bool = False  # each row has scales of its own
 
     @property
     def axes(self) -> tuple[str, ...]:
         depth = self.request.depth
+        if isinstance(self.request, MagnitudeRequest):
+            return "r k", "r g"
         if depth is None:
             return "r k", "r k"
         of_scales = f"{'r' if self.by_row else 's'} {'k' if depth == 1 else 'g'}"
@@ -53,37 +53,18 @@ class ElementwiseCall(NamedTuple):
 
     @property
     def sharing(self) -> tuple[str, ...]:
-        return ("",) if self.request.depth is None else ("", "scales")
+        return ("",) if self.request.depth is None or isinstance(self.request, MagnitudeRequest) else ("", "scales")
 
     def __call__(self, *operands: Array) -> Array:
         codes, *scales = operands
-        result = jax.ShapeDtypeStruct(codes.shape, self.request.target.dtype)
+        if isinstance(self.request, MagnitudeRequest):
+            *others, k = codes.shape
+            result = jax.ShapeDtypeStruct((*others, -(-k // self.request.depth)), F32.dtype)
+        else:
+            result = jax.ShapeDtypeStruct(codes.shape, self.request.target.dtype)
         if codes.size == 0:
             return jnp.zeros(result.shape, result.dtype)
         return KERNELS[self.platform].run(self.request, result, codes, *scales)
-
-
-class MagnitudeCall(NamedTuple):
-    """A request for max magnitudes to the kernel of a platform, a `BatchedCall`."""
-
-    platform: str
-    request: MagnitudeRequest
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return "r k", "r g"
-
-    @property
-    def sharing(self) -> tuple[str, ...]:
-        return ("",)
-
-    def __call__(self, *operands: Array) -> Array:
-        (codes,) = operands
-        *others, k = codes.shape
-        result = jax.ShapeDtypeStruct((*others, -(-k // self.request.depth)), F32.dtype)
-        if codes.size == 0:
-            return jnp.zeros(result.shape, result.dtype)
-        return KERNELS[self.platform].run(self.request, result, codes)
 
 
 def kernel_programs(
@@ -91,11 +72,8 @@ def kernel_programs(
 ) -> dict[str, Callable[..., Array]]:
     """Returns programs by platform, as `call_by_platform` takes them, for the platforms whose kernel can run on these operands here.
 
-    Args:
-        by_kernel: Function of the platform's name and further arguments.
-        *operands: Operands that broadcast against each other to the shape of x.
-        of_scales: Only platforms whose kernels find scales.
-        is_cast: There are no scales: only platforms where a kernel is then faster.
+    by_kernel: function of the platform's name and further arguments; operands: they broadcast against each other to the shape of x;
+    of_scales: only platforms whose kernels find scales; is_cast: there are no scales, so only platforms where a kernel is then faster.
     """
     if current_execution() == PORTABLE:
         return {}
@@ -111,14 +89,10 @@ def kernel_programs(
 
 
 def round_elements(platform: str, request: ElementwiseRequest, codes: Array, scales: Array | None, depth: int | None = None) -> Array:
-    """Rounds by a platform's kernel: codes of the target [..., R, K].
+    """Rounds by the kernel of a platform, a key of `KERNELS`: codes of the target [..., R, K].
 
-    Args:
-        platform: A key of `KERNELS`.
-        request: The request; its depth is put in here.
-        codes: Codes of x.
-        scales: Codes [..., R or 1, groups along K] that broadcast along batch axes; None: there are none.
-        depth: Elements along K that share a scale; None: all.
+    request: its depth is put in here; scales: codes [..., R or 1, groups along K] that broadcast along batch axes, or None; depth: elements
+    along K that share a scale; None: all.
     """
     if scales is None:
         return call_batched(ElementwiseCall(platform, request), codes)
@@ -130,14 +104,10 @@ def round_elements(platform: str, request: ElementwiseRequest, codes: Array, sca
 def max_magnitudes(source: Format, depth: int | None, scale: ScaleRequest | None, platform: str, codes: Array) -> Array:
     """Returns the max magnitudes of groups along K, or their scales, by a platform's kernel: f32 codes [..., R, groups].
 
-    Args:
-        source: Format of the codes.
-        depth: Elements of a group; None: all.
-        scale: Request for the scale of each; None: for the max magnitude.
-        platform: A key of `KERNELS` that has a kernel for them.
-        codes: Codes of x [..., R, K], K not 0.
+    depth: elements of a group, None: all; scale: request for the scale of each, None: for the max magnitude; codes: of x [..., R, K] in the
+    format `source`, K not 0.
     """
-    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
+    return call_batched(ElementwiseCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
 
 
 def multiply_f32(platform: str, x: Array, y: Array) -> Array:
@@ -153,12 +123,7 @@ def divide_f32(platform: str, x: Array, y: Array) -> Array:
 def multiply_codes(source: Format, target: Format, platform: str, x: Array, y: Array) -> Array:
     """x * y, rounded to nearest in f32 and then in the target, saturated.
 
-    Args:
-        source: Format of x: e4m3, or one of an `ElementwiseRequest`.
-        target: Format of the result.
-        platform: A key of `KERNELS` that finds scales.
-        x: Codes of the source.
-        y: f32 codes; both broadcast against each other.
+    source: of x, e4m3 or one of an `ElementwiseRequest`; platform: one whose kernel finds scales; y: f32 codes.
     """
     return _call_on_words(platform, ElementwiseRequest(source, target, True, 1, multiplied=True), x, y)
 

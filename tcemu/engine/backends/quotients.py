@@ -104,10 +104,7 @@ def divide_by_machine(x: Array, y: Array, *, flush: bool = False) -> Array:
 def correct_quotient(n: Array, d: Array, guess: Array) -> tuple[Array, Array]:
     """Returns n / d in [2^23, 2^24), rounded to the nearest integer, and what it lacks, in units of 1 / d.
 
-    Args:
-        n: The numerator modulo 2^32.
-        d: The denominator, in [2^23, 2^24).
-        guess: An integer two units off at most.
+    n: modulo 2^32; d: in [2^23, 2^24); guess: an integer two units off at most.
     """
     lost = lax.bitcast_convert_type(n - guess * d, jnp.int32)  # below 2^26 in size
     d = d.astype(jnp.int32)  # a quotient is never in the middle between two floats
@@ -128,13 +125,9 @@ def _as_float(value: Array) -> Array:
 
 
 def _assemble(value: Array, lost: Array, exponent: Array, flush: bool = False) -> Array:
-    """Returns the code of a magnitude.
+    """Returns the code of a magnitude; flush: a subnormal one is zero.
 
-    Args:
-        value: Its significand, rounded to nearest.
-        lost: A number with the sign of what was rounded off.
-        exponent: As in `Significand`; any number.
-        flush: A subnormal result is zero.
+    value: its significand, rounded to nearest; lost: a number with the sign of what was rounded off; exponent: as in `Significand`, any.
     """
     normal = (exponent.astype(jnp.uint32) << F32.mantissa_bits) + (value - HIDDEN)
     code = jnp.where(exponent >= F32.infinity >> F32.mantissa_bits, INFINITY, normal)

@@ -24,20 +24,10 @@ CONTAINERS = {"f8f6f4": _F8F6F4, "mxf8f6f4": _F8F6F4}
 
 
 def container(fmt: Format, kind: str | None = None) -> Container:
-    """Return the container of a format's elements in a register.
+    """Return the container of a format's elements in a register under an instruction's `.kind::`, such as "f8f6f4".
 
-    Args:
-        fmt: Format of the elements.
-        kind: The instruction's `.kind::`, such as "f8f6f4". Without it, or for a kind that is not in CONTAINERS, the width is the smallest
-            power of two that holds a code.
-
-    Returns:
-        The width and the shift.
-
-    Raises:
-        ValueError: `kind` is f8f6f4 or mxf8f6f4 and does not take `fmt`.
-
-    Source: PTX ISA 9.7.14.5.14.
+    Without a kind, or for one that is not in CONTAINERS, the width is the smallest power of two that holds a code. Raises ValueError for a
+    format that the kind does not take. Source: PTX ISA 9.7.14.5.14.
     """
     rows = CONTAINERS.get(kind or "")
     if rows is None:
@@ -60,8 +50,7 @@ def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None 
         Codes [..., n * 32 / container_bits] of dtype `fmt.dtype`. For f64: uint32[..., n / 2, 2], low word first, in the registers' order.
 
     Raises:
-        TypeError: Registers are not uint32.
-        ValueError: The container does not divide a register or does not hold the code, or n is odd for f64.
+        TypeError, ValueError: Another dtype; no such container in a register, or an odd n for f64.
     """
     if registers.dtype != jnp.uint32:
         raise TypeError(f"registers: expected uint32[..., n], got dtype {registers.dtype}")
@@ -82,20 +71,10 @@ def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None 
 
 
 def pack_registers(codes: Any, fmt: Format, *, container_bits: int | None = None, shift: int = 0) -> jax.Array:
-    """Pack codes into registers, with zeros as padding; the inverse of `unpack_registers`.
+    """Pack codes into registers, with zeros as padding; the inverse of `unpack_registers`, whose arguments it shares.
 
-    Args:
-        codes: Codes [..., count] of any integer dtype; bits above the format's are dropped. For f64: uint32[..., count, 2].
-        fmt: Format of the codes.
-        container_bits: Width of an element's container; by default that of `container(fmt)`.
-        shift: Lowest bit of the code in its container.
-
-    Returns:
-        uint32[..., count * container_bits / 32]. For f64: uint32[..., 2 * count].
-
-    Raises:
-        TypeError: Codes are not integers; for f64, not uint32.
-        ValueError: The codes do not fill whole registers, or the container does not divide a register or does not hold the code.
+    codes: [..., count] of any integer dtype, of which bits above the format's are dropped; for f64 uint32[..., count, 2]. Raises TypeError
+    for another dtype, ValueError for codes that do not fill whole registers.
     """
     bits = _container_bits(fmt, container_bits, shift)
     if bits == 2 * REGISTER_BITS:
@@ -128,10 +107,8 @@ def _container_bits(fmt: Format, container_bits: int | None, shift: int) -> int:
 
 
 def _positions(bits: int, shift: int) -> np.ndarray:
-    """Return the lowest bit of each code in a register."""
     return np.arange(shift, REGISTER_BITS, bits, dtype=np.uint32)
 
 
 def _mask(fmt: Format) -> np.uint32:
-    """Return a mask of the bits of a code."""
     return np.uint32((1 << fmt.bits) - 1)

@@ -9,11 +9,9 @@ Source: PTX ISA 9.7.16.4.1, 9.7.16.3; CUTLASS mma_sm100_desc.hpp. 34 kernels of 
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from tcemu.engine.layouts.shared_memory import UNIT, DescriptorField, decode_field
+from tcemu.engine.layouts.shared_memory import UNIT, DescriptorField, decode_field, field_columns, pack_fields, strided_units
 
 SECTION = "PTX ISA 9.7.16.4.1"
 FIELDS = {
@@ -86,36 +84,16 @@ def encode_tcgen05_descriptor(
     if str(swizzle) not in SWIZZLES:
         raise ValueError(f"swizzle: got {swizzle!r}; expected one of {', '.join(SWIZZLES)}. {SECTION}")
     values = {"start": start, "leading": leading, "stride": stride, "base_offset": base_offset, "absolute": int(absolute)}
-    packed = SWIZZLES[str(swizzle)].mode << FIELDS["mode"].low | VERSION << FIELDS["version"].low
-    for name, value in values.items():
-        field = FIELDS[name]
-        scale = UNIT if field.in_units else 1
-        if value % scale or not 0 <= value < scale << field.bits:
-            raise ValueError(f"{name}: got {value}; expected a multiple of {scale} from 0 to {((1 << field.bits) - 1) * scale}. {SECTION}")
-        packed |= int(value) // scale << field.low
-    return packed
+    return pack_fields(FIELDS, values | {"mode": SWIZZLES[str(swizzle)].mode, "version": VERSION}, SECTION)
 
 
 def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
-    """Decode descriptors to their fields.
-
-    Args:
-        words: NumPy or JAX array uint32[..., 2], low word first.
-
-    Returns:
-        The fields, int32[...] each.
-    """
-
+    """Return the fields of descriptors uint32[..., 2], int32[...] each."""
     return Tcgen05Descriptor(**{name: decode_field(words, field) for name, field in FIELDS.items()})
 
 
 def descriptor_problem(words: np.ndarray, *, absolute: bool = False) -> str | None:
-    """Return what is wrong with a known descriptor, or None.
-
-    Args:
-        words: uint32[2], low word first.
-        absolute: True for an operand of a product whose K allows bit 52: `DepthRow.absolute` of the row of K.
-    """
+    """Return what is wrong with a known descriptor uint32[2], or None. absolute: its product may set bit 52 (`DepthRow.absolute`)."""
     value = int(words[0]) | int(words[1]) << 32
     stray = value & ~sum((1 << field.bits) - 1 << field.low for field in FIELDS.values())
     fields = decode_tcgen05_descriptor(np.asarray(words))
@@ -135,36 +113,20 @@ def _by_mode(mode: Any, xp: Any, value: Any) -> Any:
 
 
 def tcgen05_unit_addresses(at: Tcgen05Descriptor, major: str, lines: int, units: int) -> Any:
-    """Compute the byte address of every 16-byte unit of an operand.
+    """Return the byte address of every 16-byte unit of an operand, int32 [..., lines, units]; arguments as in `unit_addresses`.
 
     K-major the units beyond a line of an atom lie `leading` bytes on, as measured for wgmma; only a sparse B of the 32-byte swizzle has
     such units. With bit 52 the bytes of a row that would lie beyond byte 128 lie at the address `leading`, in the same lines (inferred
     from CUTLASS sm103_blockscaled_mma_warpspecialized.hpp).
-
-    Args:
-        at: Fields of the descriptor, int32[...] each, NumPy or JAX.
-        major: "k" or "mn".
-        lines: Number of lines.
-        units: Units of a line.
-
-    Returns:
-        int32 [..., lines, units].
     """
-    xp = jnp if any(isinstance(field, jax.Array) for field in at) else np
-    at = Tcgen05Descriptor(*(xp.asarray(field)[..., None, None] for field in at))
-    line, unit = np.arange(lines, dtype=np.int32)[:, None], np.arange(units, dtype=np.int32)
+    xp, at = field_columns(at)
     width = _by_mode(at.mode, xp, lambda row: row.width // UNIT)
-    plain = at.mode == 0
+    atom_lines = 8 if major == "k" else _by_mode(at.mode, xp, lambda row: row.mn_lines)
+    before, along = strided_units(xp, at, major, lines, units, width, atom_lines)
+    address = at.start + before + along
     if major == "k":
-        next_lines, next_atom, atom_lines = at.stride, at.leading, 8
-    else:  # without a swizzle the two strides change places
-        next_lines, next_atom = xp.where(plain, at.leading, at.stride), xp.where(plain, at.stride, at.leading)
-        atom_lines = _by_mode(at.mode, xp, lambda row: row.mn_lines)
-    lines_before = line // atom_lines * next_lines + line % atom_lines * width * UNIT
-    address = at.start + lines_before + unit % width * UNIT + unit // width * next_atom
-    if major == "k":
-        beyond = at.start % LONG_ROW + unit * UNIT - LONG_ROW
-        address = xp.where((at.absolute == 1) & (beyond >= 0), at.leading + lines_before + beyond, address)
+        beyond = at.start % LONG_ROW + np.arange(units, dtype=np.int32) * UNIT - LONG_ROW
+        address = xp.where((at.absolute == 1) & (beyond >= 0), at.leading + before + beyond, address)
     shift = _by_mode(at.mode, xp, lambda row: 5 if row.atom == 32 else 4)
     mask = _by_mode(at.mode, xp, lambda row: row.mask)
     return address ^ (((address >> 7) - at.base_offset & mask) << shift)

@@ -53,7 +53,6 @@ class TileNumbers(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps_down * self.warps_across
 
     @property
@@ -131,15 +130,9 @@ class Stored(NamedTuple):
 def kernel_text(
     entry: str, n: StepNumbers, spec: ProductSpec, result: Format, tiles: TileNumbers | None = None, stored: Stored | None = None
 ) -> str:
-    """CUDA C++ without any include.
+    """CUDA C++ without any include, of an entry of FILES.
 
-    Args:
-        entry: Of FILES.
-        n: The step's numbers.
-        spec: The formats, A and B as they are multiplied.
-        result: Format of the steps' results.
-        tiles: For "prepare" and "tile".
-        stored: For "warp".
+    spec: A and B as they are multiplied; result: format of the steps' results; tiles: for "prepare" and "tile"; stored: for "warp".
     """
     form, scale = IntegerForm(n, spec.a, spec.b, result), spec.scale or UE8M0
     instead = (STEPS_OF_GROUPS if n.summed else {}) | (FLOATS if stored is not None and stored.floats else {})

@@ -103,7 +103,6 @@ class Struct(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its definition."""
         fields = zip(self.type._fields, self.lanes, strict=True)
         return f"struct {self.name} {{ {' '.join(f'{TYPES[lane]} {name};' for name, lane in fields)} }};"
 
@@ -111,14 +110,10 @@ class Struct(NamedTuple):
 def function_text(
     name: str, formula: Callable[..., Any], *parameters: Lane | Struct, result: Struct | None = None, prefix: str = ""
 ) -> str:
-    """Returns a formula as a function of CUDA C++.
+    """Returns a formula as a function of CUDA C++, which returns `result` or, None, a single number. prefix: before "__device__".
 
-    Args:
-        name: Of the function.
-        formula: Takes a value, or a named tuple of values, for each of `parameters`, and returns the same kind.
-        parameters: Their types; they are named as those of the formula.
-        result: The struct that the function returns; None: a single number.
-        prefix: Before "__device__".
+    formula: takes a value, or a named tuple of values, for each of `parameters`, their types, and returns the same kind; the parameters are
+    named as those of the formula.
     """
     words = list(inspect.signature(formula).parameters)[: len(parameters)]
     given, declared = [], []
@@ -139,8 +134,6 @@ def function_text(
 
 
 class _Body:
-    """The lines of a function."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._names: dict[int, tuple[Value, str]] = {}  # by identity; the value is kept, so that its identity stays its own

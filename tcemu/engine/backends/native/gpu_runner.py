@@ -144,11 +144,7 @@ class Gpu:
 
 @cache
 def gpu() -> Gpu:
-    """Return the GPU that JAX computes on, or the first one.
-
-    Raises:
-        Unsupported: There is no GPU, or cuda-core is not installed.
-    """
+    """Return the GPU that JAX computes on, or the first one. Raises Unsupported without a GPU or cuda-core."""
     try:
         from cuda import core  # type: ignore[reportMissingImports]
     except ImportError as error:
@@ -198,7 +194,6 @@ def call_driver(call: str, *arguments: Any) -> Any:
 
 
 def _driver() -> str:
-    """Return the version of the NVIDIA driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         versions = subprocess.run(
