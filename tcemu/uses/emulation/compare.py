@@ -85,8 +85,8 @@ def compare(
             row too, with its error against the exact function of the same operands. None: functions stay as they are.
 
     Returns:
-        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and
-        `tcemu.viz.plot` draws it.
+        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and its method
+        `plot` draws it.
 
     Raises:
         TypeError: Policies or inputs of another kind, and as `emulate`.

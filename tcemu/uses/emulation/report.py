@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tcemu.base.plain_values import to_plain
-from tcemu.base.plots import dot_plot
 from tcemu.base.provenance import Provenance
 from tcemu.base.results import Table
 from tcemu.base.text import table_lines, wrap_lines
@@ -20,9 +18,6 @@ from tcemu.operations.products.recipes import Recipe
 from tcemu.uses.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text, unused_rule_warnings
 from tcemu.uses.emulation.saved_results import NumberedResult
 from tcemu.uses.emulation.survey import Function, Product
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -127,32 +122,6 @@ class Report(NumberedResult):
         """Return the report with a row for each line."""
         rows = tuple((*_entry_record(entry), *self._facts(entry)) for entry in self.entries)
         return Table(repr(self)[1:-1], RECORD_COLUMNS, rows, {"weights": self.weights, "provenance": to_plain(self.provenance)})
-
-    def plot(self) -> Figure:
-        """Draw the number of results that each product and function computes over all its runs, replaced or left.
-
-        One in a `while` counts as one run.
-
-        Returns:
-            A matplotlib Figure.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        series: dict[str, dict[str, float]] = {"replaced": {}, "left": {}}
-        for entry in self.entries:
-            computed = entry.product or entry.function
-            if computed is not None:
-                count = prod(computed.shape) * (1 if computed.repeats is None else computed.repeats)
-                series["replaced" if entry.replaced else "left"][entry.name] = float(count)
-        facts = {entry.reason: self._facts(entry) for entry in self.entries if entry.replaced}
-        known = [f"{name}: {target}, {evidence}." for name, (target, *_, evidence) in facts.items() if target]
-        note = " ".join(["A run is one execution of the product in a call of the function; one in a `while` counts as one run.", *known])
-        what = "matrix product and function" if any(entry.function for entry in self.entries) else "matrix product"
-        count = len(self.replaced) + len(self.replaced_functions)
-        title = f"Size of each {what}: {count} of {len(self.entries)} are replaced"
-        names = [entry.name for entry in self.entries]
-        return dot_plot(names, series, title=title, label="elements of the result, over all runs", note=note)
 
     def __repr__(self) -> str:
         functions = f" and {len(self.replaced_functions)} functions" if any(entry.function for entry in self.entries) else ""
