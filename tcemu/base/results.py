@@ -110,9 +110,14 @@ class Result(ABC):
 
 
 def to_scalar(value: Any) -> Scalar:
-    """Convert a value to a Python scalar: the number of a NumPy or JAX scalar, the nearest float of a fraction (infinite if it overflows).
+    """Convert a value to a Python scalar.
 
-    None, strings, bools, ints and floats stay; the result of any other value is its text.
+    Args:
+        value: Any value.
+
+    Returns:
+        A number for a scalar of NumPy or JAX, the nearest float for a fraction (infinite if it overflows), the value itself for None, a
+        string, bool, int or float, and its text for anything else.
     """
     if isinstance(value, np.generic) or (hasattr(value, "ndim") and value.ndim == 0):
         value = value.item()

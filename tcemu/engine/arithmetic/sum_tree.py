@@ -304,7 +304,8 @@ def ordered_pairs(order: str, count: int, from_zero: bool = False) -> tuple[tupl
 def stages(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[Any, Any, bool], ...]:
     """Group pairs (to, from) into stages whose pairs share no sum.
 
-    A stage is two indices, numbers or slices where they are regular, and whether the first one has every sum that is read later.
+    Returns:
+        For each stage two indices, numbers or slices where they are regular, and whether the first one has every sum that is read later.
     """
     found: list[list[tuple[int, int]]] = []
     used: set[int] = set()
@@ -331,9 +332,13 @@ def _as_index(numbers: list[int]) -> Any:
 
 
 def join_as_data(join: Join, count: int, size: int, length: int = 0) -> Join:
-    """Return a join of `count` sums whose additions are data, so that programs for one size are shared.
+    """Return a join whose additions are data, so that programs for one size are shared.
 
-    size: sums that are given, of which further ones are not added; length: least number of additions.
+    Args:
+        join: The join.
+        count: Number of its sums.
+        size: Number of sums that are given: further ones are not added.
+        length: Least number of additions.
     """
     pairs = list(ordered_pairs(join.order, count, join.from_zero))
     pairs = [(size if to == count and join.from_zero else to, origin) for to, origin in pairs]

@@ -53,18 +53,46 @@ class Layout:
         return Layout(self.fragment_axes, " ".join([*lead, columns, rows]), self.copies, self.source)
 
     def fragment_shape(self, **sizes: int) -> tuple[int, ...]:
-        """The shape of a fragment, (lanes, elements), copies included. sizes: as in `decode`."""
+        """Return the shape of a fragment.
+
+        Args:
+            **sizes: Size of each digit.
+
+        Returns:
+            (lanes, elements), copies included.
+
+        Raises:
+            ValueError: A size is missing, unknown or below 1.
+        """
         return _shape(self.fragment_axes, self._checked(sizes))
 
     def matrix_shape(self, **sizes: int) -> tuple[int, ...]:
-        """The shape of the matrix, (..., rows, columns). sizes: as in `decode`."""
+        """Return the shape of the matrix.
+
+        Args:
+            **sizes: Size of each digit.
+
+        Returns:
+            (..., rows, columns).
+
+        Raises:
+            ValueError: A size is missing, unknown or below 1.
+        """
         return _shape(self.matrix_axes, self._checked(sizes))
 
     def decode(self, fragment: Any, *, trailing: int = 0, **sizes: int) -> Any:
-        """Rearrange a fragment [..., lanes, elements, <trailing>] into a matrix [..., <matrix axes>, <trailing>]; NumPy or JAX, any dtype.
+        """Rearrange a fragment into a matrix.
 
-        trailing: axes that belong to each element, such as the two words of an f64; sizes: of each digit. Raises ValueError for a size that
-        is missing, unknown or below 1, and for an axis that is not the product of its digits.
+        Args:
+            fragment: NumPy or JAX array [..., lanes, elements, <trailing>] of any dtype.
+            trailing: Number of axes after the elements that belong to each element, such as the two words of an f64.
+            **sizes: Size of each digit.
+
+        Returns:
+            Array [..., <matrix axes>, <trailing>].
+
+        Raises:
+            ValueError: A size is missing, unknown or below 1, or an axis is not the product of its digits.
         """
         sizes = self._checked(sizes)
         lead = self._lead("fragment", fragment, self.fragment_axes, sizes, trailing)
@@ -78,7 +106,19 @@ class Layout:
         return _permute(x, lead, stored, _names(self.matrix_axes), trailing).reshape(batch + _shape(self.matrix_axes, sizes) + tail)
 
     def encode(self, matrix: Any, *, trailing: int = 0, **sizes: int) -> Any:
-        """Rearrange a matrix into a fragment and write every copy; the inverse of `decode`."""
+        """Rearrange a matrix into a fragment and write every copy; the inverse of `decode`.
+
+        Args:
+            matrix: NumPy or JAX array [..., <matrix axes>, <trailing>] of any dtype.
+            trailing: As in `decode`.
+            **sizes: Size of each digit.
+
+        Returns:
+            Array [..., lanes, elements, <trailing>].
+
+        Raises:
+            ValueError: As in `decode`.
+        """
         sizes = self._checked(sizes)
         lead = self._lead("matrix", matrix, self.matrix_axes, sizes, trailing)
         batch, tail = matrix.shape[:lead], matrix.shape[matrix.ndim - trailing :]
@@ -93,7 +133,17 @@ class Layout:
         return x.reshape(batch + _shape(self.fragment_axes, sizes) + tail)
 
     def index(self, **sizes: int) -> np.ndarray:
-        """The row-major index in the matrix of each element of a fragment, int[lanes, elements]."""
+        """Return the row-major index in the matrix of each element of a fragment.
+
+        Args:
+            **sizes: Size of each digit.
+
+        Returns:
+            int[lanes, elements].
+
+        Raises:
+            ValueError: A size is missing, unknown or below 1.
+        """
         shape = self.matrix_shape(**sizes)
         return self.encode(np.arange(math.prod(shape)).reshape(shape), **sizes)
 
@@ -217,9 +267,17 @@ class Fragment:
         return self.shape[-1]
 
     def decode(self, elements: Any, *, trailing: int = 0) -> Any:
-        """Rearrange elements [..., <lanes>, elements, <trailing>], NumPy or JAX of any dtype, into a matrix [..., *shape, <trailing>].
+        """Rearrange the elements of the lanes into a matrix.
 
-        trailing: as in `Layout.decode`. Raises ValueError for other axes.
+        Args:
+            elements: NumPy or JAX array [..., <lanes>, elements, <trailing>] of any dtype.
+            trailing: Number of axes after the elements that belong to each element, such as the two words of an f64.
+
+        Returns:
+            Array [..., *shape, <trailing>].
+
+        Raises:
+            ValueError: The axes are not the fragment's.
         """
         end = elements.ndim - trailing
         lead, expected = end - len(self.lanes) - 1, (*self.lanes, self.elements)
@@ -231,13 +289,28 @@ class Fragment:
         return self._matrix_layout.decode(x, trailing=trailing, **dict(self.sizes))
 
     def encode(self, matrix: Any, *, trailing: int = 0) -> Any:
-        """Rearrange a matrix into the elements of the lanes and write every copy; the inverse of `decode`."""
+        """Rearrange a matrix into the elements of the lanes and write every copy; the inverse of `decode`.
+
+        Args:
+            matrix: NumPy or JAX array [..., *shape, <trailing>] of any dtype.
+            trailing: As in `decode`.
+
+        Returns:
+            Array [..., <lanes>, elements, <trailing>].
+
+        Raises:
+            ValueError: The axes are not the matrix's.
+        """
         x = self._matrix_layout.encode(matrix, trailing=trailing, **dict(self.sizes))
         end = x.ndim - trailing
         return x.reshape(*x.shape[: end - 2], *self.lanes, *x.shape[end - 1 :])
 
     def index(self) -> np.ndarray:
-        """The row-major index in the matrix of each element of the lanes, int[<lanes>, elements]."""
+        """Return the row-major index in the matrix of each element of the lanes.
+
+        Returns:
+            int[<lanes>, elements].
+        """
         return self.encode(np.arange(math.prod(self.shape)).reshape(self.shape))
 
     @property
@@ -251,9 +324,21 @@ def _fragment(layout: Layout, sizes: Mapping[str, int], transposed: bool = False
 
 
 def tile_sizes(rows: int, columns: int, run: int, warps: int = 1) -> dict[str, int]:
-    """Return the sizes of the digits of TILE for a matrix of `warps` warps, with `run` neighbouring columns in one thread.
+    """Return the digit sizes of TILE for a matrix.
 
-    Raises ValueError for rows that are no multiple of 8 * warps, or columns of 4 * run. Source: PTX ISA 9.7.14.5.
+    Args:
+        rows: Rows of the matrix, a multiple of 8 * warps.
+        columns: Columns of the matrix, a multiple of 4 * run.
+        run: Neighbouring columns in one thread.
+        warps: Warps that share the rows: 4 for a warpgroup.
+
+    Returns:
+        The size of each digit.
+
+    Raises:
+        ValueError: The rows or columns are not such multiples above 0.
+
+    Source: PTX ISA 9.7.14.5.
     """
     if rows % (8 * warps) or columns % (4 * run) or min(rows, columns) < 1:
         raise ValueError(f"a tile of {rows} x {columns}: rows must be a multiple of {8 * warps}, columns of {4 * run}. PTX ISA 9.7.14.5")
@@ -261,14 +346,23 @@ def tile_sizes(rows: int, columns: int, run: int, warps: int = 1) -> dict[str, i
 
 
 def elements_per_register(bits: int) -> int:
-    """Return the neighbouring columns of A or B in one thread, by the bits of one in its register: 1 for .f64."""
+    """Return the number of neighbouring columns of A or B in one thread.
+
+    Args:
+        bits: Width of an element in its register.
+
+    Returns:
+        Elements of one 32-bit register; 1 for .f64.
+    """
     return max(1, REGISTER_BITS // bits)
 
 
 def mma_fragment(
     operand: str, shape: tuple[int, int, int], bits: int, *, volta: str | None = None, warps: int = 1, sparse: bool = False
 ) -> Fragment:
-    """Return the fragment of one operand of `mma`, `mma.sp` or `wgmma`, whether or not an instruction of this shape exists.
+    """Return the fragment of one operand of `mma`, `mma.sp` or `wgmma`.
+
+    The function does not check if an instruction of this shape exists.
 
     Args:
         operand: "a" (matrix M x K), "b" (K x N), "c" or "d" (M x N).
@@ -279,7 +373,10 @@ def mma_fragment(
         warps: 4 for wgmma.
         sparse: True if A is the stored M x K/2.
 
-    Raises ValueError for an operand, layout or size that no fragment has. Source: PTX ISA 9.7.14.5.1-13, 9.7.14.6.2, 9.7.15.5.1.1.
+    Raises:
+        ValueError: No fragment has this operand, layout or size.
+
+    Source: PTX ISA 9.7.14.5.1-13, 9.7.14.6.2, 9.7.15.5.1.1.
     """
     _require_choice("operand", operand, "abcd")
     m, n, k = shape
@@ -325,7 +422,15 @@ def metadata_fragment(k: int, bits: int) -> Fragment:
     """Return the fragment of sparsity metadata: the eight 4-bit fields of each lane's register.
 
     Its matrix is [..., selector, 16 rows, chunks]; the length of the selector axis is the number of values of the selector. For wgmma.sp
-    the warps of the group are a batch axis. bits: of an element of A in its register. Raises ValueError for a K that no sparse shape has.
+    the warps of the group are a batch axis.
+
+    Args:
+        k: K of the instruction.
+        bits: Width of an element of A in its register.
+
+    Raises:
+        ValueError: No sparse shape has this K.
+
     Source: PTX ISA 9.7.14.6.2, 9.7.15.6.2.
     """
     _require_choice("(bits, k)", (bits, k), _METADATA)
@@ -333,9 +438,18 @@ def metadata_fragment(k: int, bits: int) -> Fragment:
 
 
 def scale_fragment(operand: str, scale_vec: int) -> Fragment:
-    """Return the fragment of the block scales of "a", a matrix 16 x scale_vec, or "b", scale_vec x 8: four bytes in each lane's register.
+    """Return the fragment of block scales: the four bytes of each lane's register.
 
-    Its matrix is [..., thread_id, byte_id / scale_vec, *scale matrix]. Source: PTX ISA 9.7.14.3.
+    Its matrix is [..., thread_id, byte_id / scale_vec, *scale matrix].
+
+    Args:
+        operand: "a", with a scale matrix of 16 x scale_vec, or "b", with scale_vec x 8.
+        scale_vec: Scales per row of A or column of B: 1, 2 or 4.
+
+    Raises:
+        ValueError: The operand or the size is not one of these.
+
+    Source: PTX ISA 9.7.14.3.
     """
     _require_choice("operand", operand, "ab")
     _require_choice("scale_vec", scale_vec, (1, 2, 4))
@@ -354,10 +468,19 @@ _MOVERS = {
 
 
 def mover_fragment(shape: tuple[int, int], count: int, *, trans: bool = False) -> Fragment:
-    """Return the fragment of ldmatrix, stmatrix or movmatrix: shape (8, 8) of .b16; (8, 16), (16, 16) or (16, 8) of bytes; count: .num.
+    """Return the fragment of ldmatrix, stmatrix or movmatrix.
 
     Its matrix is [..., count, memory rows, elements of a memory row]. Lane j * rows + r has the address of row r of matrix j.
-    movmatrix.trans decodes (8, 8) and encodes (8, 8) with trans. Raises ValueError for a shape that does not exist with this `trans`.
+    movmatrix.trans decodes (8, 8) and encodes (8, 8) with trans.
+
+    Args:
+        shape: (8, 8) of .b16; (8, 16), (16, 16) or (16, 8) of bytes.
+        count: Number of matrices, .num.
+        trans: True for .trans.
+
+    Raises:
+        ValueError: The shape is not one of these, or does not exist with this `trans`.
+
     Source: PTX ISA 9.7.14.5.15-17.
     """
     _require_choice("(shape, trans)", (shape, trans), _MOVERS)
@@ -379,11 +502,21 @@ def wmma_fragment(
     registers: int | None = None,
     integer: bool = False,
 ) -> Fragment:
-    """Return the fragment of one operand of `wmma` on the target of number `sm`, 70 or more.
+    """Return the fragment of one operand of `wmma` on a target.
 
-    operand, shape, bits: as in `mma_fragment`; layout: of the load, on which only A and B of sm_70 and sm_72 depend; integer: the
-    instruction multiplies integers; registers: 32-bit registers of the operand in the manual (.f16: eight), of which those that A or B does
-    not fill store copies; None: no copies from sm_75 on. Raises ValueError for a fragment that wmma does not have.
+    Args:
+        operand: As in `mma_fragment`.
+        shape: As in `mma_fragment`.
+        bits: As in `mma_fragment`.
+        sm: Number of the target, 70 or more.
+        layout: "row" or "col" of the load. Only A and B of sm_70 and sm_72 depend on it.
+        registers: Number of 32-bit registers of the operand in the manual (.f16: eight). Registers that A or B does not fill store copies.
+            None: no copies from sm_75 on.
+        integer: True if the instruction multiplies integers.
+
+    Raises:
+        ValueError: wmma has no such fragment.
+
     Source: PTX ISA 9.7.14.4.1 and the evidence beside the rows.
     """
     _require_choice("operand", operand, "abcd")

@@ -24,10 +24,20 @@ CONTAINERS = {"f8f6f4": _F8F6F4, "mxf8f6f4": _F8F6F4}
 
 
 def container(fmt: Format, kind: str | None = None) -> Container:
-    """Return the container of a format's elements in a register under an instruction's `.kind::`, such as "f8f6f4".
+    """Return the container of a format's elements in a register.
 
-    Without a kind, or for one that is not in CONTAINERS, the width is the smallest power of two that holds a code. Raises ValueError for a
-    format that the kind does not take. Source: PTX ISA 9.7.14.5.14.
+    Args:
+        fmt: Format of the elements.
+        kind: The instruction's `.kind::`, such as "f8f6f4". Without it, or for a kind that is not in CONTAINERS, the width is the smallest
+            power of two that holds a code.
+
+    Returns:
+        The width and the shift.
+
+    Raises:
+        ValueError: `kind` is f8f6f4 or mxf8f6f4 and does not take `fmt`.
+
+    Source: PTX ISA 9.7.14.5.14.
     """
     rows = CONTAINERS.get(kind or "")
     if rows is None:
@@ -71,10 +81,20 @@ def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None 
 
 
 def pack_registers(codes: Any, fmt: Format, *, container_bits: int | None = None, shift: int = 0) -> jax.Array:
-    """Pack codes into registers, with zeros as padding; the inverse of `unpack_registers`, whose arguments it shares.
+    """Pack codes into registers, with zeros as padding; the inverse of `unpack_registers`.
 
-    codes: [..., count] of any integer dtype, of which bits above the format's are dropped; for f64 uint32[..., count, 2]. Raises TypeError
-    for another dtype, ValueError for codes that do not fill whole registers.
+    Args:
+        codes: Codes [..., count] of any integer dtype; bits above the format's are dropped. For f64: uint32[..., count, 2].
+        fmt: Format of the codes.
+        container_bits: Width of an element's container; by default that of `container(fmt)`.
+        shift: Lowest bit of the code in its container.
+
+    Returns:
+        uint32[..., count * container_bits / 32]. For f64: uint32[..., 2 * count].
+
+    Raises:
+        TypeError: Codes are not integers; for f64, not uint32.
+        ValueError: The codes do not fill whole registers, or the container does not divide a register or does not hold the code.
     """
     bits = _container_bits(fmt, container_bits, shift)
     if bits == 2 * REGISTER_BITS:

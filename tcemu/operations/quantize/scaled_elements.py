@@ -46,9 +46,13 @@ def unsupported_reason(source: Format, target: Format, rounding: str, codes: Arr
 
 
 def max_magnitudes(source: Format, codes: Array, depth: int | None, scale: ScaleRequest | None = None) -> Array:
-    """Returns the max magnitude of each group of `depth` neighbours along K, f32 codes without sign [..., R, groups]; None: of all.
+    """Returns the max magnitude of each group of neighbours along K, f32 codes without sign [..., R, groups].
 
-    codes: those of x [..., R, K], of format `source`. scale: return the scales of the magnitudes instead.
+    Args:
+        source: Format of x.
+        codes: Codes of x [..., R, K].
+        depth: Elements of a group; None: all.
+        scale: Return the scales of the magnitudes instead.
     """
 
     def portable(codes: Array) -> Array:

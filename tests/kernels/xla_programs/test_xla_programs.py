@@ -140,7 +140,8 @@ def test_instructions():
     text = HEAD + (
         "ENTRY %main.3 (x.1: f32[4,2]) -> (f32[4,2], s32[]) {\n"
         "  %x.1 = f32[4,2]{0,1} parameter(0), sharding={mesh[], [{}, {}]}\n"
-        '  %f = (f32[4,2]{1,0:T(8)}, (s32[], /*index=1*/bf16[])) fusion(%x.1, /*index=1*/%x.1#2#0), calls=%a.b, metadata={op_name="w[\\"a\\"](1)"}\n'
+        "  %f = (f32[4,2]{1,0:T(8)}, (s32[], /*index=1*/bf16[])) fusion(%x.1, /*index=1*/%x.1#2#0), "
+        'calls=%a.b, metadata={op_name="w[\\"a\\"](1)"}\n'
         "  ROOT %t = (f32[4,2]{1,0}, s32[]) tuple(%f#0, %f#1#0)\n}\n"
     )
     module = parse_module(text)
@@ -156,7 +157,8 @@ def test_instructions():
 @pytest.mark.parametrize(
     ("dtype", "text", "wanted"),
     [
-        ("f32", "-inf", -np.inf), ("pred", "{true, false, true}", [True, False, True]), ("s32", "{ { 1, -2 }, { 3, 4 } }", [[1, -2], [3, 4]]),
+        ("f32", "-inf", -np.inf), ("pred", "{true, false, true}", [True, False, True]), 
+        ("s32", "{ { 1, -2 }, { 3, 4 } }", [[1, -2], [3, 4]]),
         ("bf16", "1e-3", ml_dtypes.bfloat16(1e-3)), ("c64", "{(1, -2), (0.5, 3)}", [1 - 2j, 0.5 + 3j]), ("u8", "{/*i0=0*/ 7, 8}", [7, 8]),
     ],
 )  # fmt: skip

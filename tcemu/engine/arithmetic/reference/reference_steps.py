@@ -87,7 +87,8 @@ class Step:
     def require_alignment(self) -> tuple[int, int]:
         """Return the exponent that the terms are aligned to, and that of the last bit that alignment retains.
 
-        Raises ValueError for a step that aligns nothing.
+        Raises:
+            ValueError: The step aligns nothing.
         """
         if self.alignment_exponent is None or self.last_bit is None:
             raise ValueError(f"a step of kind {self.kind!r} aligns nothing; fused steps do")
@@ -130,10 +131,15 @@ def deal_products(products: Sequence[Any], groups: int, dealing: str) -> list[li
 
 
 def steps_per_chain(chain: int | str, k: int, steps: int) -> int:
-    """Return the steps in a chain of `chain` products, "k" for those of one instruction.
+    """Return the number of steps in a chain.
 
     A chain consists of the complete steps that its products fill, at least one. Where the last steps of an instruction are short, each step
     counts for the average number of products per step.
+
+    Args:
+        chain: Products per chain; "k" for all products of one instruction.
+        k: Products per instruction.
+        steps: Steps per instruction.
     """
     products_per_step = Fraction(k, steps)
     products_per_chain = k if isinstance(chain, str) else int(chain)
@@ -149,7 +155,17 @@ def batched(items: Sequence[Any], length: int) -> Iterator[Sequence[Any]]:
 
 
 def reduce_products(model: Model, spec: ProductSpec, products: Sequence[Product], c: int) -> tuple[tuple[Step, ...], int]:
-    """Compute D = A·B + C and return all steps and the code of D. products: along K, a multiple of `spec.k`; c: code of `spec.c`."""
+    """Compute D = A·B + C.
+
+    Args:
+        model: The arithmetic of the instruction.
+        spec: Formats and modes of the instruction.
+        products: The products along K, a multiple of `spec.k`.
+        c: Code of `spec.c`.
+
+    Returns:
+        All steps, and the code of D.
+    """
     reduction = Reduction(model, spec)
     d = reduction.multiply_add(products, c)
     return tuple(reduction.steps), d
@@ -397,8 +413,12 @@ class Reduction:
     def ieee_step(self, kind: str, terms: list[Term], signs: list[bool], codes: list[int], rounding: str) -> int:
         """Round the exact sum of terms once.
 
-        signs: of the terms, True for minus, which give the sign of a sum of 0; codes: in f64, the operands in order of precedence: the
-        first NaN among them is the result.
+        Args:
+            kind: Kind of the step.
+            terms: The exact terms.
+            signs: Signs of the terms (True for minus), which give the sign of a sum of 0.
+            codes: In f64, the operands in order of precedence: the first NaN among them is the result.
+            rounding: Rounding mode.
         """
         fmt = self.model.result
         value, rule = special_sum(terms)

@@ -52,7 +52,13 @@ def exponent_offset(stored: Format) -> int:
 
 
 def keep_float(stored: Format, fmt: Format, code: V) -> FloatFactor[V]:
-    """A code, i32, of the format `stored` as a factor; `fmt`, in which it is multiplied, counts its exponent."""
+    """A code as a factor.
+
+    Args:
+        stored: Format of the code.
+        fmt: Format in which it is multiplied, whose exponent counts.
+        code: i32.
+    """
     x = decode(stored, code)
     if stored.bits == BINARY32.bits and stored == fmt:  # the code is an f32's but for its unused bits
         field = x.magnitude >> FRACTION

@@ -50,10 +50,19 @@ def statement_kernel(
 ) -> StatementKernel:
     """Write the PTX kernel that runs one instruction on many cases.
 
-    form: index into `op.operand_forms`; immediates: by the names of the manual, "f", "selector_a", ...; pointers: the entry takes pointers
-    alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are read, in their order, and last the
-    parameter that is written. If that parameter is read too, both are the same buffer. Raises Unsupported for an instruction on tensor
-    memory, for which no kernel is written.
+    Args:
+        op: The instruction.
+        target: Target or GPU for which the text is written.
+        form: Index into `op.operand_forms`.
+        immediates: Immediates by the names of the manual, "f", "selector_a", ...
+        pointers: The entry takes pointers alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are
+            read, in their order, and last the parameter that is written. If that parameter is read too, both are the same buffer.
+
+    Returns:
+        The text and the numbers of its launch, a `StatementKernel`.
+
+    Raises:
+        Unsupported: The instruction works on tensor memory, for which no kernel is written.
     """
     if works_on_tensor_memory(op):
         raise Unsupported(f"{op}: no kernel is written for instructions on tensor memory; tcemu.engine.instructions.tcgen05 computes them")
