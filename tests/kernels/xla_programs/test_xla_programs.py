@@ -21,7 +21,8 @@ spec = importlib.util.spec_from_file_location("recorded_xla_programs", TESTS / "
 xla_programs = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(xla_programs)
 CASES = {name: (function, operands) for name, function, operands in xla_programs.cases()}
-USUAL = ("embedded", "recurrent_bf16", "adam_step", "logsumexp_f32")
+USUAL = ("adam_step", "embedded", "recurrent_bf16")
+WHOLE = ("block_bf16_16x64", "gated_f16", "logsumexp_f32", "variance_bf16")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def recorded(tmp_path_factory):
     return folder, np.load(folder / "words.npz")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.full) for name in CASES])
+@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(name, marks=pytest.mark.full) for name in WHOLE)])
 def test_a_program_of_the_gpu(recorded, name):
     """Its inputs alone are given: 0 words of any result differ."""
     folder, words = recorded
