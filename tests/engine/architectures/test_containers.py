@@ -61,6 +61,7 @@ def test_other_padding_is_ignored(name):
     assert (call(op, given, "sm_120a") == call(op, clean, "sm_120a")).all()
 
 
+@pytest.mark.full
 def test_e2m1_and_e2m3_have_the_same_values_with_padding_of_zeros():
     codes = np.arange(16, dtype=np.uint8)
     assert (np.asarray(to_float(E2M1, codes)) == np.asarray(to_float(E2M3, codes << 2))).all()

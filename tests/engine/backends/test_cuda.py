@@ -88,7 +88,7 @@ def test_tiles_are_the_portable_backend(name):
 
 
 @compiled_here
-@pytest.mark.parametrize("capability", ["80", "120"])
+@pytest.mark.parametrize("capability", ["120", pytest.param("80", marks=pytest.mark.full)])
 def test_products_of_gpus_whose_own_steps_are_not_verified(monkeypatch, capability):
     """They are added one by one."""
     monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", capability, "", 132))

@@ -91,6 +91,7 @@ def test_what_no_kernel_takes_is_said():
         assert describe("f16", "sm_90a") == 'execution("portable") uses no kernels'
 
 
+@pytest.mark.full
 def test_gradients_and_products_of_a_model_are_the_same_without_kernels():
     x, w = np.random.default_rng(1).standard_normal((2, 40, 40), np.float32)
     loss = tcemu.emulate(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2), "fp8 on H100")

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -163,7 +162,7 @@ def test_nan_infinities_and_zeros_go_through_every_function():
         exact = {"sigmoid": lambda v: 1 / (1 + np.exp(-v)), "rsqrt": lambda v: 1 / np.sqrt(v), "erf": np.vectorize(math.erf)}
         with np.errstate(all="ignore"):
             expected = exact.get(name, getattr(np, name, None))(x.astype(np.float64))
-        got = np.asarray(elementwise(name, x))
+        got = np.asarray(call_by_numpy(elementwise, name, x))
         assert np.allclose(got, expected.astype(np.float32), rtol=1e-5, atol=0, equal_nan=True), name
         assert not np.isnan(expected[3:5]).any() and (np.signbit(got) == np.signbit(expected))[3:5].all(), name
     assert set(OPERATORS) > {"exp", "erf"}
@@ -190,17 +189,17 @@ def test_powers_angles_and_remainders_of_special_values_are_those_of_c():
     with np.errstate(all="ignore"):
         for name, exact in (("pow", np.power), ("atan2", np.arctan2), ("fmod", np.fmod)):
             expected = exact(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
-            got = np.asarray(jax.jit(elementwise, static_argnums=0)(name, x, y))
+            got = np.asarray(call_by_numpy(elementwise, name, x, y))
             assert np.allclose(got, expected, rtol=1e-6, atol=1e-45, equal_nan=True), name
             assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all(), name
 
 
 def test_layer_norm_has_the_moments_of_each_row():
     x = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
-    y, mean, scale = layer_norm(x, np.ones(64, np.float32), np.zeros(64, np.float32), 1e-5)
+    y, mean, scale = call_by_numpy(layer_norm, x, np.ones(64, np.float32), np.zeros(64, np.float32), 1e-5)
     assert y.shape == x.shape and mean.shape == scale.shape == (2, 1)
     assert np.allclose(y, (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), atol=1e-5)
-    assert jnp.asarray(y).dtype == jnp.float32
+    assert y.dtype == np.float32
 
 
 @pytest.mark.full
