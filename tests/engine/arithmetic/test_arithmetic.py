@@ -71,7 +71,7 @@ def compare(spelling, outputs, seed=0):
 FLOATING = [s for s in SPELLINGS if ".f64." not in s and ".s32." not in s]
 
 
-@pytest.mark.parametrize("spelling", sample_cases(SPELLINGS, 8))
+@pytest.mark.parametrize("spelling", sample_cases(SPELLINGS, 24))
 def test_dot_is_the_reference(spelling):
     wrong, size = compare(spelling, 1_000)
     assert size >= 1_000 and wrong == []

@@ -58,7 +58,7 @@ KERNEL_TEXTS = [(path, name) for path in ON_CPU for name in sorted(arithmetics()
 
 
 @pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-@pytest.mark.parametrize("case", sample_cases(KERNEL_TEXTS, [(TILE, F16), (TILE, MXF8), (INTEGER, NARROWED), (WARP, HALF)], ", ".join))
+@pytest.mark.parametrize("case", sample_cases(KERNEL_TEXTS, [(TILE, MXF8), (INTEGER, NARROWED), (WARP, HALF)], ", ".join))
 def test_texts_of_kernels_for_gpus(case):
     path, name = case
     assert_no_word_differs(name, path)
@@ -100,7 +100,7 @@ def check_rounding(path, name, rounding, alignment, result_bits):
     assert [kind for kind, differ, _ in counts if differ] == []
 
 
-@pytest.mark.parametrize("name", sample_cases(sorted(arithmetics()), [NARROWED, CHAINED, NVF4]))
+@pytest.mark.parametrize("name", sample_cases(sorted(arithmetics()), [NARROWED, NVF4]))
 def test_vectorised_reference_is_the_reference_of_one_element(name):
     """The reference of whole arrays shares no rule with the one of Fractions."""
     model, spec, block = arithmetic = arithmetics()[name]

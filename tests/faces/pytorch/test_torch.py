@@ -31,7 +31,7 @@ def draw(*shapes, seed=0, dtype=None):
     return [torch.randn(shape, generator=generator).to(dtype or torch.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize("recipe", sample_cases(RECIPES, ["fp8", "mxfp8"]))
+@pytest.mark.parametrize("recipe", sample_cases(RECIPES, ["mxfp8"]))
 def test_every_recipe_is_that_of_jax(recipe):
     """Forward and the gradients of a, b and bias: 0 words differ."""
     a, b, bias, g = (x.requires_grad_() for x in draw((2, M, K), (K, N), (N,), (2, M, N)))
@@ -118,7 +118,7 @@ def test_stochastic_rounding_comes_from_the_seed():
 # ---- scaled_mm
 
 
-@pytest.mark.parametrize("library", ["torch-e4m3", "torch-e4m3-slow"])
+@pytest.mark.parametrize("library", sample_cases(["torch-e4m3", "torch-e4m3-slow"], ["torch-e4m3"]))
 def test_scaled_mm_is_what_torch_gave_on_an_h200(library):
     """By the orders that were measured of torch._scaled_mm there, in shapes whose K is one slice: 0 of all outputs differ."""
     (profile,) = [p for p in replay.list_profiles() if p.library == library]
