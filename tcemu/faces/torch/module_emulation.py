@@ -518,8 +518,8 @@ class ProductMode(TorchFunctionMode):
     def convolution(self, operands: tuple[torch.Tensor, torch.Tensor], windows: tuple[Any, ...]) -> torch.Tensor | None:
         """Compute a convolution, or return None if the policy leaves it.
 
-        operands: [batch, features, *space] and [features, features of a group, *window]. windows: stride, padding (low and high of each axis),
-        dilation, groups.
+        operands: [batch, features, *space] and [features, features of a group, *window]. windows: stride, padding (low and high of each
+        axis), dilation, groups.
         """
         dtype = _autocast_dtype(operands[0])
         x, w = operands
