@@ -8,6 +8,7 @@ from tcemu.base.errors import Unsupported
 from tcemu.base.records import Record, check_positive_integers
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.arithmetic.sum_tree import CHAINED, ORDERS
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.legality import manual_section
@@ -128,7 +129,6 @@ class Conditions(Record):
 
 # ---- slices, the units that add them, their merge, and the recipe
 
-ORDERS = ("ascending", "descending", "tree", "folded", "paired")
 STARTS = ("first", "zero")
 CASTS = ("RN", "RZ", "RNA")
 PARTIALS = (F32, F16, BF16)
@@ -334,8 +334,8 @@ class Merge(Record):
             raise ValueError("serial=True: expected False where partial is f32")
         if self.atomic and (self.serial or self.partial == F32):
             raise ValueError("atomic=True: expected False with serial=True and where partial is f32")
-        if (self.serial or self.start == "zero") and self.order not in ("ascending", "descending"):
-            raise ValueError(f"order={self.order!r}: expected ascending or descending with serial=True, and with start='zero'")
+        if (self.serial or self.start == "zero") and self.order not in CHAINED:
+            raise ValueError(f"order={self.order!r}: expected {' or '.join(CHAINED)} with serial=True, and with start='zero'")
 
     @property
     def rounds_slices(self) -> bool:
