@@ -19,7 +19,15 @@ def zeros_like(x: Limbs) -> Limbs:
 
 
 def extend(x: Limbs, count: int) -> Limbs:
-    """Zero-extend an integer of at most `count` limbs to `count` limbs."""
+    """Zero-extend an integer to `count` limbs.
+
+    Args:
+        x: Unsigned integer of at most `count` limbs.
+        count: Number of limbs of the result.
+
+    Returns:
+        The same integer, with zero limbs appended.
+    """
     return x + (jnp.zeros_like(x[0]),) * (count - len(x))
 
 
@@ -70,9 +78,16 @@ def subtract(x: Limbs, y: Limbs) -> Limbs:
 
 
 def add_signed(x_negative: Array, x: Limbs, y_negative: Array, y: Limbs) -> tuple[Array, Limbs]:
-    """Add two integers in sign (a bool array) and magnitude, with equally many limbs, modulo the width.
+    """Add two integers in sign and magnitude, modulo the width.
 
-    Returns sign and magnitude of the sum. A zero difference has the sign of x.
+    Args:
+        x_negative: Bool array, the sign of x.
+        x: Magnitude.
+        y_negative: Bool array, the sign of y.
+        y: Magnitude, with as many limbs as x.
+
+    Returns:
+        Sign and magnitude of the sum. A zero difference has the sign of x.
     """
     same, smaller = x_negative == y_negative, less(x, y)
     difference = select(smaller, subtract(y, x), subtract(x, y))
@@ -131,7 +146,15 @@ def _shift_limbs(x: Limbs, words: Array, direction: int) -> Limbs:
 
 
 def shift_left(x: Limbs, count: ArrayLike) -> Limbs:
-    """Return x << count in as many limbs as x, modulo the width. count: int32 >= 0; one of the width or more gives 0."""
+    """Shift left, modulo the width.
+
+    Args:
+        x: Unsigned integer.
+        count: Bits, int32 >= 0. A count of the width or more gives 0.
+
+    Returns:
+        x << count, in as many limbs as x.
+    """
     count = jnp.asarray(count).astype(jnp.uint32)
     if len(x) == 1:
         return (x[0] << count,)
@@ -141,7 +164,15 @@ def shift_left(x: Limbs, count: ArrayLike) -> Limbs:
 
 
 def shift_right(x: Limbs, count: ArrayLike) -> Limbs:
-    """Return x >> count in as many limbs as x. count: int32 >= 0; one of the width or more gives 0."""
+    """Shift right.
+
+    Args:
+        x: Unsigned integer.
+        count: Bits, int32 >= 0. A count of the width or more gives 0.
+
+    Returns:
+        x >> count, in as many limbs as x.
+    """
     count = jnp.asarray(count).astype(jnp.uint32)
     if len(x) == 1:
         return (x[0] >> count,)
@@ -151,9 +182,14 @@ def shift_right(x: Limbs, count: ArrayLike) -> Limbs:
 
 
 def shift_right_jam(x: Limbs, count: ArrayLike) -> Limbs:
-    """Return x >> count, with bit 0 set if any set bit was shifted out: it suffices for every later rounding decision above bit 1.
+    """Shift right and keep a sticky bit, which suffices for every later rounding decision above bit 1.
 
-    count: int32 >= 0; one of the width or more leaves only the sticky bit.
+    Args:
+        x: Unsigned integer.
+        count: Bits, int32 >= 0. A count of the width or more leaves only the sticky bit.
+
+    Returns:
+        x >> count, with bit 0 set if any set bit was shifted out.
     """
     shifted = shift_right(x, count)
     lost = ~is_zero(tuple(a ^ b for a, b in zip(shift_left(shifted, count), x, strict=True)))

@@ -17,11 +17,18 @@ from tcemu.base.jax_internals import failed_check_message
 
 
 def forbid(undefined: ArrayLike, message: str, **values: Any) -> None:
-    """Report the first element for which `undefined`, a bool array of any shape, is true: raise UndefinedBehaviour.
+    """Report the first element for which `undefined` is true.
 
     If any argument is traced, the function adds a `checkify.check`, which `checked` (or `checkify.checkify`) turns into an error; JAX
-    refuses to compile the check otherwise. Concrete arguments raise at once, even while other values are traced. message: a format string
-    that may name any of `values`, arrays that broadcast to the shape of `undefined`; it shows their elements at the first true element.
+    refuses to compile the check otherwise. Concrete arguments raise at once, even while other values are traced.
+
+    Args:
+        undefined: Bool array of any shape.
+        message: Format string that may name any of `values`.
+        **values: Arrays that broadcast to the shape of `undefined`. The message shows their elements at the first true element.
+
+    Raises:
+        UndefinedBehaviour: All arguments are concrete, and `undefined` is true for an element.
     """
     if not any(isinstance(value, Tracer) for value in (undefined, *values.values())):
         if np.any(undefined):
@@ -36,7 +43,17 @@ def forbid(undefined: ArrayLike, message: str, **values: Any) -> None:
 
 
 def forbid_concrete(undefined: ArrayLike, message: str, checked: bool, **values: Any) -> None:
-    """Call `forbid`, but skip traced arguments unless `checked` is set. Raises UndefinedBehaviour for concrete ones as `forbid` does."""
+    """Call `forbid`, but skip traced arguments unless `checked` is set.
+
+    Args:
+        undefined: Bool array of any shape.
+        message: Format string that may name any of `values`.
+        checked: If true, traced arguments are checked as well.
+        **values: Arrays that broadcast to the shape of `undefined`.
+
+    Raises:
+        UndefinedBehaviour: All arguments are concrete, and `undefined` is true for an element.
+    """
     if checked or not any(isinstance(value, Tracer) for value in (undefined, *values.values())):
         forbid(undefined, message, **values)
 

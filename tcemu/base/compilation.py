@@ -35,7 +35,7 @@ _inside_unit: ContextVar[bool] = ContextVar("tcemu_inside_a_unit", default=False
 
 
 def compile_once(*static_argnums: int) -> Callable[[Callable], Callable]:
-    """Decorate a function of positional arguments with `jax.jit` and make it a compilation unit, which XLA:CPU compiles once per program.
+    """Decorate a function with `jax.jit` and make it a compilation unit, which XLA:CPU compiles once per program.
 
     Nested units hang XLA (jaxlib 0.10.2, observed with random bits between them), so a unit that is called inside another becomes a part of
     the outer one.
@@ -43,6 +43,12 @@ def compile_once(*static_argnums: int) -> Callable[[Callable], Callable]:
     XLA:CPU copies any other function into each of its callers and compiles each copy. A compilation unit is not copied, and equal units are
     compiled once. XLA does not fuse operations across the boundary of a unit, so a unit also ensures that a value is computed once instead
     of once per use. The name is attached to the function's results, since a context would pass it on to every operation inside.
+
+    Args:
+        *static_argnums: Positions of the static arguments, as for `jax.jit`.
+
+    Returns:
+        A decorator for a function of positional arguments.
     """
 
     def decorate(fn: Callable) -> Callable:
@@ -76,12 +82,17 @@ def compile_once(*static_argnums: int) -> Callable[[Callable], Callable]:
 
 
 def call_by_platform(programs: Mapping[str, Callable], default: Callable, *operands: Any) -> Any:
-    """Call the operands' program of the platform, by its name in `lax.platform_dependent`, or the default.
+    """Call the platform's own program, or the default.
 
     JAX traces the programs of all platforms. In a process that has CPUs alone, the program for CPUs alone is traced, which halves the time
     for tracing. A program that such a process exports to another platform (`jax.export`) is then that of CPUs, so all programs must give
     the same bits on every platform, and run there: `call_kernel_by_platform` is for those with kernels. `lax.platform_dependent` is for
     programs that lean on the arithmetic of one.
+
+    Args:
+        programs: Programs by the platform's name in `lax.platform_dependent`.
+        default: The program for every other platform.
+        *operands: Operands of the programs.
     """
     if not programs:
         return default(*operands)
@@ -93,8 +104,12 @@ def call_by_platform(programs: Mapping[str, Callable], default: Callable, *opera
 def call_kernel_by_platform(kernels: Mapping[str, Callable], portable: Callable, *operands: Any) -> Any:
     """Call the platform's kernel, or the portable program where it has none, where a compiler refuses it, and under `jax.export`.
 
-    A program that `jax.export` writes runs in processes that know nothing of kernels, on any platform. Each kernel returns one array. The
-    portable program uses no tracer but its operands.
+    A program that `jax.export` writes runs in processes that know nothing of kernels, on any platform.
+
+    Args:
+        kernels: Programs with kernels, as `call_by_platform` takes them. Each returns one array.
+        portable: The program without kernels. It uses no tracer but its operands.
+        *operands: Operands of the programs.
     """
     if not kernels:
         return portable(*operands)
@@ -145,10 +160,16 @@ def outside_traces(fn: Callable) -> Callable:
 
 
 def jit_wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
-    """Decorate a function of positional arguments with `jax.jit`, and compile it for 512-bit vectors if the CPU has AVX-512.
+    """Decorate a function with `jax.jit` and compile it for 512-bit vectors if the CPU has AVX-512.
 
     XLA:CPU uses 256 bits by default. The option applies only if the function is the outermost `jit`, since JAX allows compiler options
-    nowhere else. Inside another function's trace, that function's options apply, which are the user's. The result has a method `lower`.
+    nowhere else. Inside another function's trace, that function's options apply, which are the user's.
+
+    Args:
+        *static_argnums: Positions of the static arguments, as for `jax.jit`.
+
+    Returns:
+        A decorator for a function of positional arguments. The result has a method `lower`, as that of `jax.jit`.
     """
 
     def decorate(fn: Callable) -> Callable:

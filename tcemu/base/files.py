@@ -28,8 +28,14 @@ class FolderInUse(ValueError):
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: if the process is killed, either the old file or the new one remains, complete.
 
-    The new file is written as a temporary file in the same folder, and then renamed. Raises OSError if the file cannot be written: the old
-    file is then unchanged, and the temporary file is removed.
+    The new file is written as a temporary file in the same folder, and then renamed.
+
+    Args:
+        path: File to write.
+        content: Bytes of the new file.
+
+    Raises:
+        OSError: The file cannot be written. The old file is unchanged, and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(TOKEN_BYTES)}")
     with WRITE_LOCK:
@@ -46,7 +52,11 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of killed processes that `replace_file` left of this file. The caller must hold the lock on its folder."""
+    """Remove temporary files of killed processes that were writing this file.
+
+    Args:
+        path: File that `replace_file` writes. The caller must hold the lock on its folder.
+    """
     for temporary in path.parent.glob(f".{path.name}.*"):
         if re.fullmatch(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}", temporary.suffix[1:]):
             with suppress(OSError):
@@ -55,10 +65,18 @@ def remove_leftovers(path: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[bool]:
-    """Lock an existing folder for this process or thread, as a context manager: the kernel releases the lock when the process ends.
+    """Lock a folder for this process or thread, as a context manager.
 
-    Yields True if the folder is locked, False if the platform or the file system has no locks. Raises FolderInUse if another process or
-    thread holds the lock.
+    The kernel holds the lock, so it is released when the process ends for any reason.
+
+    Args:
+        folder: Existing folder.
+
+    Yields:
+        True if the folder is locked, False if the platform or the file system has no locks.
+
+    Raises:
+        FolderInUse: Another process or thread holds the lock.
     """
     if fcntl is None:
         yield False

@@ -41,9 +41,17 @@ def _(bits: Callable, smooth: Callable, primals: tuple, tangents: tuple) -> tupl
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def no_gradient(x: Array, message: str) -> Array:
-    """Return x unchanged, and raise TypeError with the message when x is differentiated.
+    """Return x unchanged, and raise an error when it is differentiated.
 
-    Apply `jax.lax.stop_gradient` to x first where no gradient is needed; then nothing is raised.
+    Args:
+        x: Array. Apply `jax.lax.stop_gradient` to it first where no gradient is needed; then nothing is raised.
+        message: Text of the error.
+
+    Returns:
+        x.
+
+    Raises:
+        TypeError: Raised when x is differentiated.
     """
     return x
 
@@ -58,9 +66,19 @@ no_gradient.defjvp(_refuse, symbolic_zeros=True)
 
 
 def reverse_mode_only(operands: Any, message: str) -> Any:
-    """Return the operands of a `jax.custom_vjp`, a pytree: reverse mode passes through, forward mode raises TypeError with the message.
+    """Mark the operands of a `jax.custom_vjp`, so that forward mode raises an error that says what would work.
 
-    A tangent is computed by `jax.jvp`, `jax.jacfwd` and `jax.hessian`. JAX's own error names neither the function nor a way round.
+    JAX's own error names neither the function nor a way round.
+
+    Args:
+        operands: Pytree of the operands.
+        message: Text of the error.
+
+    Returns:
+        The operands, unchanged. Reverse mode passes through them.
+
+    Raises:
+        TypeError: Raised when a tangent is computed, as by `jax.jvp`, `jax.jacfwd` and `jax.hessian`.
     """
     is_differentiable = lambda x: isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
     return jax.tree.map(lambda x: refuse_forward_mode(x, message) if is_differentiable(x) else x, operands)

@@ -58,15 +58,21 @@ class ExitHandler:
         pass
 
     def watch(self, descriptor: int) -> None:
-        """Read signal numbers from a pipe, of whose reading end this is the file descriptor, and handle each of them."""
+        """Read signal numbers from a pipe and handle each of them.
+
+        Args:
+            descriptor: File descriptor of the pipe's reading end.
+        """
         while numbers := os.read(descriptor, 1):
             self.handle(numbers[0])
 
     def handle(self, number: int) -> None:
         """Handle a signal: the first one waits until the current chunk is counted, any other ends the process with status 128 + `number`.
 
-        The process ends at once where no results would be lost, but never while a file is being written. Numbers other than those of
-        `SIGNALS` are ignored.
+        The process ends at once where no results would be lost, but never while a file is being written.
+
+        Args:
+            number: Number of the signal. Numbers other than those of `SIGNALS` are ignored.
         """
         if number not in SIGNALS:
             return
@@ -85,7 +91,11 @@ def _write_stderr(line: str) -> None:
 
 
 def exit_on_signals(name: str) -> None:
-    """Let Ctrl-C and SIGTERM end this process with a line "NAME: ..." on stderr and status 130 or 143. For the main thread only."""
+    """Let Ctrl-C and SIGTERM end this process with one line on stderr and status 130 or 143. Call it in the main thread only.
+
+    Args:
+        name: Name of the program, which begins the line.
+    """
     handler = ExitHandler(name)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores it
@@ -108,7 +118,10 @@ def defer_signals() -> Iterator[PendingSignal]:
     """Defer Ctrl-C and SIGTERM in a context: the first signal is only recorded, a second one is handled as before.
 
     A signal whose handler is not a Python function, such as SIGTERM by default, is not deferred. Outside the main thread no signal is
-    deferred, unless `exit_on_signals` was called. Yields the state, whose `signal` becomes the number of the signal that was received.
+    deferred, unless `exit_on_signals` was called.
+
+    Yields:
+        The state, whose `signal` becomes the number of the signal that was received.
     """
     pending, exit_handler = PendingSignal(), next((h for h in map(signal.getsignal, SIGNALS) if isinstance(h, ExitHandler)), None)
     if exit_handler is not None:

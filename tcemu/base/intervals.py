@@ -23,8 +23,10 @@ class MeanInterval(NamedTuple):
 def mean_interval(values: Sequence[float]) -> MeanInterval:
     """Return the mean and its confidence interval, mean ± t · s / √n, with t of n - 1 degrees of freedom.
 
-    The interval is exact for values that are independent and normal. It may reach below 0 where all values are above. A single value has no
-    interval: low and high are NaN.
+    The interval is exact for values that are independent and normal. It may reach below 0 where all values are above.
+
+    Args:
+        values: Measurements. A single one has no interval: low and high are NaN.
     """
     mean = fmean(values)
     if len(values) < 2:
@@ -34,7 +36,12 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """Return the t below which Student's distribution of so many degrees of freedom has a probability, at least 0.5 and below 1."""
+    """Return the t below which Student's distribution has a probability from 0.5 to 1.
+
+    Args:
+        probability: The probability, at least 0.5 and below 1.
+        degrees: Degrees of freedom, at least 1.
+    """
     low, high = 0.0, 1.0
     while _central_probability(high, degrees) < 2 * probability - 1:
         high *= 2

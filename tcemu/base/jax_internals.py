@@ -183,7 +183,9 @@ FAST_OPTIONS = {**QUICK_OPTIONS, "xla_backend_optimization_level": 2}  # code as
 def compile_in_short_time(lowered: jax.stages.Lowered, *, optimised: bool = False) -> jax.stages.Compiled:
     """Compile a program in half of XLA's time on a CPU, elsewhere as usual. Options that XLA does not know are left out.
 
-    optimised: the machine code is as fast as usual; otherwise compiling takes half of that time again.
+    Args:
+        lowered: The program.
+        optimised: The machine code is as fast as usual; otherwise compiling takes half of that time again.
     """
     while jax.default_backend() == "cpu":
         wanted = FAST_OPTIONS if optimised else QUICK_OPTIONS
@@ -224,9 +226,13 @@ _replaceable = Primitive("tcemu_kernels")
 def call_with_replacement(program: Callable[..., Array], replacement: Callable[..., Array], *operands: Any) -> Array:
     """Call a program of kernels. Another one replaces it in a program that `jax.export` writes, and where a compiler refuses a kernel.
 
-    Only lowering shows either. So the replacement, which takes long to trace, is traced there, if it is needed. It gives the same bits, and
-    uses no tracer but the operands, pytrees of arrays. The program returns one array. Its late attributes (see `lowers_late_attributes`)
-    say their platform as `platform`, and reading one may raise `KernelRefused`.
+    Only lowering shows either. So the replacement, which takes long to trace, is traced there, if it is needed.
+
+    Args:
+        program: Returns one array. Its late attributes (see `lowers_late_attributes`) say their platform as `platform`, and reading one may
+            raise `KernelRefused`.
+        replacement: Gives the same bits. It uses no tracer but its operands.
+        *operands: Pytrees of arrays.
     """
     leaves, tree = jax.tree.flatten(operands)
 

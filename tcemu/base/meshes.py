@@ -23,7 +23,17 @@ from tcemu.base.jax_internals import varying_axes
 
 
 def local_device(platform: str) -> Any:
-    """Return this process's first device, a `jax.Device`, of a platform such as "cpu" or "cuda". Raises RuntimeError if JAX has none."""
+    """Return this process's first device of a platform.
+
+    Args:
+        platform: The platform's name, such as "cpu" or "cuda".
+
+    Returns:
+        The device, a `jax.Device`.
+
+    Raises:
+        RuntimeError: JAX has no such platform.
+    """
     return jax.local_devices(backend=platform)[0]
 
 
@@ -33,7 +43,7 @@ def on_local_device(platform: str) -> AbstractContextManager:
 
 
 def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands: Any) -> Any:
-    """Return call(operands) and, on a mesh with explicit axes, shard the results as those of a simpler function.
+    """Call a function and, on a mesh with explicit axes, shard its results as those of a simpler function.
 
     XLA chooses the sharding of the intermediate values.
 
@@ -41,6 +51,9 @@ def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands
         plain: Function whose results have the same tree and shapes, and for which JAX has sharding rules. It is not computed.
         call: Function to compute.
         operands: Pytree, the one argument of both functions.
+
+    Returns:
+        call(operands).
 
     Raises:
         ShardingTypeError: JAX has no sharding rule for plain(operands), as for a product whose K is sharded.
@@ -89,7 +102,14 @@ def _has_explicit_axes(array: Array) -> bool:
 
 
 def match_varying_axes(*arrays: Array) -> tuple[Array, ...]:
-    """Mark each array as varying over every mesh axis over which any of them varies. Outside `jax.shard_map` they are unchanged."""
+    """Mark each array as varying over every mesh axis over which any of them varies.
+
+    Args:
+        *arrays: Arrays, under `jax.shard_map` or not.
+
+    Returns:
+        The same values with matched types. Outside `jax.shard_map`, the arrays are unchanged.
+    """
     axes = [varying_axes(array) for array in arrays]
     union = frozenset().union(*axes)
     return tuple(
@@ -99,12 +119,18 @@ def match_varying_axes(*arrays: Array) -> tuple[Array, ...]:
 
 
 def shard_along_result(call: Callable[..., Array], operands: Sequence[str], result: str) -> Callable[..., Array]:
-    """Make a function of arrays that returns one array shardable along the axes that its result shares with its operands.
+    """Make a function shardable along the axes that its result shares with its operands.
 
     Every other axis is gathered on each device. JAX's sharding rule alone does not ensure this: the rule says which axes must be
     replicated, but an operand that arrives sharded along such an axis is passed to the function sharded.
 
-    operands: names of each operand's axes, separated by spaces, such as "b m k"; result: those of the result's axes.
+    Args:
+        call: Function of arrays that returns one array.
+        operands: Names of each operand's axes, separated by spaces, such as "b m k".
+        result: Names of the result's axes, likewise.
+
+    Returns:
+        A function with the same arguments and result.
     """
     shared = {*result.split()} & {name for axes in operands for name in axes.split()}
     sharded = custom_partitioning(lambda *arrays: call(*arrays))

@@ -561,9 +561,14 @@ SHAPED: dict[str, Callable[[Equation, _Translator], Callable[..., Any]]] = {
 
 
 def trace_elementwise(function: Callable[..., Any], shapes: Any) -> NumpyProgram | None:
-    """Return the program of an elementwise function of trees of arrays, from the leaves of its arguments to those of its result.
+    """Return the program of an elementwise function; None if NumPy does not execute one of its operations.
 
-    shapes: the arguments as trees of `jax.ShapeDtypeStruct`, of which only the dtypes matter. None: NumPy does not execute an operation.
+    Args:
+        function: Of trees of arrays.
+        shapes: Its arguments as trees of `jax.ShapeDtypeStruct`, of which only the dtypes matter.
+
+    Returns:
+        The program, of the leaves of the arguments; it returns the leaves of the result.
     """
     scalars = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((), leaf.dtype), shapes)
     with jax.enable_x64(True):

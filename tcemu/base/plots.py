@@ -34,15 +34,19 @@ def dot_plot(
     linear: bool = False,
     spans: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
 ) -> Figure:
-    """Draw a mark for each series and name, with the names from top to bottom. Raises ImportError without matplotlib.
+    """Draw a mark for each series and name, with the names from top to bottom.
 
     Args:
         names: Names of the rows.
         series: Values by name, for each series title. A missing name has no mark.
+        title: Title of the figure.
         label: Label of the value axis, with its unit.
         note: Definitions, below the axis. The number of values without a mark is added.
         linear: If true, the value axis is linear. By default it is logarithmic, and values that are not above 0 have no mark.
         spans: The least and the greatest value by name, for each series title; drawn as bars.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     series = {name: values for name, values in series.items() if values}
     rows_of_names = [_wrap(name, NAME_WIDTH) for name in names]
@@ -84,15 +88,20 @@ def line_plot(
     note: str = "",
     points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Figure:
-    """Draw a line and a band for each series. Raises ImportError without matplotlib.
+    """Draw a line and a band for each series.
 
     An axis is logarithmic if all its values are above zero and span more than a factor of 8. A logarithmic x axis has base 2.
 
     Args:
         series: Points (x, y, least y, greatest y) for each series title. The band goes from the least y to the greatest.
-        x_label: Label of the x axis, with its unit; y_label likewise.
+        title: Title of the figure.
+        x_label: Label of the x axis, with its unit.
+        y_label: Label of the y axis, with its unit.
         note: Definitions, below the axis. The number of points without a mark is added.
         points: Single points (x, y) for each title, drawn as hollow marks.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     from_points = points or {}
     named = len(series) > 1 or any(series) or bool(from_points)
@@ -126,10 +135,16 @@ def suits_log_axis(values: Sequence[float]) -> bool:
 
 
 def bar_plot(panels: Mapping[str, tuple[Sequence[int], Sequence[int]]], labels: Sequence[str], *, title: str, note: str = "") -> Figure:
-    """Draw panels of bars, one below the other, with counts on a logarithmic axis. Raises ImportError without matplotlib.
+    """Draw panels of bars, one below the other, with counts on a logarithmic axis.
 
-    panels: positions and counts of the bars, for the label of each panel's position axis. labels: those of the panels' count axes. note:
-    definitions, below the last panel.
+    Args:
+        panels: Positions and counts of the bars, for the label of each panel's position axis.
+        labels: Label of each panel's count axis.
+        title: Title of the figure.
+        note: Definitions, below the last panel.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     count = max(len(panels), 1)
     figure = empty_figure(8, 2.2 * count + _words_height(title, note))

@@ -64,7 +64,11 @@ def installed_versions() -> dict[str, str]:
 
 
 def describe_arrays(arrays: Iterable[Any]) -> str:
-    """Return the number of arrays and elements, and a digest of dtypes, shapes and bytes. Random keys count with their data."""
+    """Return the number of arrays and elements, and a digest of their dtypes, shapes and bytes.
+
+    Args:
+        arrays: Arrays of NumPy or JAX; random keys count with their data.
+    """
     digest, count, elements = sha256(), 0, 0
     for array in arrays:
         if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

@@ -109,9 +109,14 @@ class Result(ABC):
 
 
 def to_scalar(value: Any) -> Scalar:
-    """Convert a value to a Python scalar: the number of a NumPy or JAX scalar, the nearest float of a fraction (infinite if it overflows).
+    """Convert a value to a Python scalar.
 
-    None, strings, bools, ints and floats stay; the result of any other value is its text.
+    Args:
+        value: Any value.
+
+    Returns:
+        A number for a scalar of NumPy or JAX, the nearest float for a fraction (infinite if it overflows), the value itself for None, a
+        string, bool, int or float, and its text for anything else.
     """
     if isinstance(value, np.generic) or (hasattr(value, "ndim") and value.ndim == 0):
         value = value.item()
@@ -168,10 +173,20 @@ Saved = TypeVar("Saved", bound=Result)
 
 
 def read_result(text: str, kind: str, version: int, names: Sequence[str], make: Callable[[dict[str, Any]], Saved]) -> Saved:
-    """Read a result that was saved by its `to_json`, by `make`, a function of the members. Raises DamagedFile if it is no such file.
+    """Read a result that was saved by its `to_json`.
 
     Whatever the file says, the result that is made of it must be saved as the same file again. So a record that does not agree with the
-    rest of the file is found. kind, version: the members of these names; names: those of the other members.
+    rest of the file is found.
+
+    Args:
+        text: JSON text.
+        kind: The member "kind" of the file.
+        version: The member "version" of the file.
+        names: Names of the other members.
+        make: Function that makes the result of the members.
+
+    Raises:
+        DamagedFile: It is no such file.
     """
     data = check_saved(kind, parse_json(text), kind, version, names)
     try:

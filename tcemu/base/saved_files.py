@@ -103,10 +103,7 @@ def unpack_archive(
     largest: int = MAX_MEMBER_BYTES,
     max_directory: int = MAX_DIRECTORY_BYTES,
 ) -> tuple[Any, dict[str, bytes]]:
-    """Read an archive of `pack_archive`: the header, and the .npy bytes by name (see `read_array`).
-
-    The zip's directory is checked before anything is unpacked. Raises DamagedFile for an archive that is damaged, or has other names or
-    larger members.
+    """Read an archive of `pack_archive`. The zip's directory is checked before anything is unpacked.
 
     Args:
         content: Bytes of the archive.
@@ -114,6 +111,12 @@ def unpack_archive(
         skipped: Prefix of names that are not read.
         largest: Unpacked bytes that an array may have.
         max_directory: Bytes that the zip's directory may have.
+
+    Returns:
+        The header, and the .npy bytes by name; see `read_array`.
+
+    Raises:
+        DamagedFile: The archive is damaged, or has other names or larger members.
     """
     end = content[-ZIP_END_BYTES:]
     if len(content) < ZIP_END_BYTES or end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":

@@ -63,7 +63,8 @@ HOST_CALL_PREFIX = "tcemu_"  # of the names of host calls
 def user_cache_folder() -> Path:
     """Return the folder for files that tcemu can make again, inside the platform's cache folder. A relative one is ignored, as XDG demands.
 
-    Raises RuntimeError if the user has no home directory.
+    Raises:
+        RuntimeError: The user has no home directory.
     """
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "tcemu"
@@ -303,7 +304,10 @@ def kernel_folder() -> Path | None:
 def load_or_compile(compiler: KernelCompiler, text: str, target: str) -> bytes:
     """Return the binary of a text, from disk where it is stored. Raises what the compiler raises.
 
-    target: the processor, as "sm_90". What follows a ":", as in "haswell:+avx2", is not shown in the file's name.
+    Args:
+        compiler: Compiles a text that is not on disk.
+        text: The kernel's source.
+        target: The processor, as "sm_90". What follows a ":", as in "haswell:+avx2", is not shown in the file's name.
     """
     folder, entry = kernel_folder(), Entry(target.partition(":")[0], ("kernel", text, target, *compiler.facts()))
     stored = read_entry(folder, entry)
@@ -365,7 +369,8 @@ def find_host_calls(text: str) -> list[HostCall]:
 def default_cache_folder() -> Path | None:
     """Return the folder for compiled programs: $TCEMU_COMPILATION_CACHE, or a folder per jaxlib version in the user's cache. None: off.
 
-    Raises RuntimeError if the user has no home directory.
+    Raises:
+        RuntimeError: The user has no home directory.
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named in OFF_VALUES:
@@ -374,9 +379,14 @@ def default_cache_folder() -> Path | None:
 
 
 def cache_subfolder(name: str, *, always: bool = False) -> Path | None:
-    """Return a folder of this name for programs within that of JAX's persistent compilation cache, or None if the cache is off.
+    """Return a folder for programs within that of JAX's persistent compilation cache; see `tcemu.cache_compilations`.
 
-    always: where JAX has no folder for its cache, return one within `default_cache_folder`. See `tcemu.cache_compilations`.
+    Args:
+        name: Name of the folder.
+        always: Where JAX has no folder for its cache, return one within `default_cache_folder`.
+
+    Returns:
+        The folder, or None: the cache is off.
     """
     configured = jax.config.values
     if not configured["jax_enable_compilation_cache"]:

@@ -9,17 +9,39 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if
 
 
 def escape_controls(text: str) -> str:
-    """Replace characters that command a terminal by their escapes, as in a name from elsewhere. Tabs and the ends of lines are kept."""
+    """Replace characters that command a terminal by their escapes, such as those in a name that came from elsewhere.
+
+    Args:
+        text: Text to print.
+
+    Returns:
+        The text. Tabs and the ends of lines are kept.
+    """
     return text.translate(CONTROLS)
 
 
 def wrap_lines(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
-    """Wrap a text into lines of at most `width`, with `indent` before all but the first. Runs of spaces and long words are kept."""
+    """Wrap a text into lines. Runs of spaces inside a line are kept.
+
+    Args:
+        text: Text to wrap.
+        indent: Prefix of every line but the first.
+        width: Greatest length of a line, except that long words are not broken.
+    """
     return [line.rstrip() for line in wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)]
 
 
 def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Format a table as lines, the first with the heads. left: indices of the left-aligned columns; the others are right-aligned."""
+    """Format a table as lines.
+
+    Args:
+        heads: Names of the columns.
+        rows: One text per column.
+        left: Indices of the left-aligned columns. The others are right-aligned.
+
+    Returns:
+        The lines, the first with the names of the columns.
+    """
     table = [heads, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
     pad = lambda i, cell: cell.ljust(widths[i]) if i in left else cell.rjust(widths[i])

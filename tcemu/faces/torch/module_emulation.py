@@ -516,10 +516,11 @@ class ProductMode(TorchFunctionMode):
         return call.original(scores) if chosen is None else self.apply_kernel(call, chosen)
 
     def convolution(self, operands: tuple[torch.Tensor, torch.Tensor], windows: tuple[Any, ...]) -> torch.Tensor | None:
-        """Compute a convolution, or return None if the policy leaves it.
+        """Compute a convolution. Return None if the policy leaves it.
 
-        operands: [batch, features, *space] and [features, features of a group, *window]. windows: stride, padding (low and high of each
-        axis), dilation, groups.
+        Args:
+            operands: Arrays [batch, features, *space] and [features, features of a group, *window].
+            windows: Stride, padding (low and high of each axis), dilation, groups.
         """
         dtype = _autocast_dtype(operands[0])
         x, w = operands

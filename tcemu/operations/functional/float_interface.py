@@ -30,7 +30,8 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
 def kernel_array(name: str, value: ArrayLike) -> Array:
     """Return an argument as an array of float32, float16 or bfloat16. NumPy's float64 is rounded to float32.
 
-    Raises TypeError, which names the argument, for another dtype.
+    Raises:
+        TypeError: The dtype is another one. The message names the argument.
     """
     array = as_jax_array(float_array(name, value))
     check_dtype(array.dtype, name)
@@ -58,7 +59,13 @@ def float_result(codes: Array, source: Format, dtype: np.dtype) -> Array:
 
 
 def compute_on_codes(bits: Callable[..., Array], smooth: Callable[..., Array], operands: Sequence[Any]) -> Array:
-    """Compute a function of the operands by `bits`, with the derivative of `smooth`, which also says how the result is sharded."""
+    """Compute a function of arrays by its bits, with the derivative of another one.
+
+    Args:
+        bits: Function that computes the value.
+        smooth: Function that is differentiated, and that says how the result is sharded.
+        operands: Arguments of both.
+    """
     return shard_like(lambda given: smooth(*given), lambda given: straight_through(bits, smooth, *given), tuple(operands))
 
 

@@ -125,7 +125,9 @@ KERNELS: dict[str, dict[str, KernelRow]] = {  # by function and name
 def kernel_value(function: str, kind: type[Kernel], kernel: Kernel | str, columns: int, dtype: DTypeLike) -> Kernel:
     """Return a kernel's value: a row by its name, or the value as it is given.
 
-    Raises TypeError if it is neither, and ValueError if the function has no such row.
+    Raises:
+        TypeError: It is neither.
+        ValueError: The function has no such row.
     """
     if isinstance(kernel, kind):
         return kernel

@@ -30,7 +30,8 @@ OperandPair = tuple[Array, Array]  # of A and of B
 def float_array(name: str, value: ArrayLike) -> Array | np.ndarray:
     """Returns an argument as an array of floats. NumPy's float64 stays NumPy's where JAX would truncate it to 32 bits.
 
-    Raises TypeError, which names the argument, if the values are no floats.
+    Raises:
+        TypeError: the values are no floats. The message names the argument.
     """
     array = number_array(value, name)
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -59,9 +60,12 @@ def as_jax_array(x: Array | np.ndarray, round_to_odd: bool = False) -> Array:
 
 
 def check_scale_numbers(name: str, value: ArrayLike, fmt: Format) -> None:
-    """Raise ValueError for the first float that a format of scales, unsigned and of 8 bits, as ue8m0 or ue4m3, does not have.
+    """Raise ValueError for the first float that a format of scales does not have. Values under a trace are unknown, and pass.
 
-    Values under a trace are unknown, and pass.
+    Args:
+        name: The argument's name.
+        value: Floats.
+        fmt: An unsigned format of 8 bits, as ue8m0 or ue4m3.
     """
     if isinstance(value, Tracer):
         return
@@ -107,10 +111,18 @@ def promoted_dtype(lhs: Any, rhs: Any, preferred_element_type: DTypeLike | None)
 
 
 def product_shape(a: Shape, b: Shape, addend: Shape | None = None, *, names: tuple[str, str, str] = ("a", "b", "c")) -> Shape:
-    """Returns the shape [..., M, N] of D = A·B + addend, for A [..., M, K] and B [..., K, N]. Raises ValueError if the shapes do not fit.
+    """Returns the shape [..., M, N] of D = A·B + addend.
 
-    All sizes but K may be symbols of `jax.export`. addend: a shape that broadcasts to D's, or None. names: those of the three arguments in
-    messages.
+    All sizes but K may be symbols of `jax.export`.
+
+    Args:
+        a: Shape [..., M, K].
+        b: Shape [..., K, N].
+        addend: A shape that broadcasts to D's, or None.
+        names: Names of the three arguments in error messages.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
     for name, shape, expected in ((names[0], a, "[..., M, K]"), (names[1], b, "[..., K, N]")):
         if len(shape) < 2:

@@ -20,10 +20,14 @@ NO_FACTS: RecipeFacts = (None, None, None, None)
 
 
 def recipe_facts(recipe: AnyRecipe | None, evidence: Evidence = None) -> RecipeFacts:
-    """Return the values of RECIPE_COLUMNS for what computed a product; of None, a function, nothing is known.
+    """Return the values of RECIPE_COLUMNS for what computed a product.
 
     The model's column has the fields that the recipe changes in the target's own arithmetic, "" where it changes none. Evidence is a level
-    of `tcemu.evidence`, or "what-if" for a changed arithmetic: as `evidence_texts` recorded it, else as it is known now.
+    of `tcemu.evidence`, or "what-if" for a changed arithmetic.
+
+    Args:
+        recipe: The recipe, of any kind; None for a function, of which nothing is known.
+        evidence: Evidence as it was recorded, as `evidence_texts` returns it; None or without this arithmetic: as it is known now.
     """
     kind = find_kind(recipe)
     return NO_FACTS if kind is None else kind.facts(recipe, evidence)
@@ -41,9 +45,10 @@ def evidence_level(recipe: Recipe, evidence: Evidence) -> str:
 
 
 def unit_sentences(facts: Iterable[Sequence[str | None]]) -> list[str]:
-    """Return the different sentences of `describe_unit` on what computed a result, by values of RECIPE_COLUMNS.
+    """Return the different sentences of `describe_unit` on what computed a result.
 
-    They may come from a file, so an instruction that tcemu does not know has no sentence.
+    Args:
+        facts: Values of RECIPE_COLUMNS. They may come from a file, so an instruction that tcemu does not know has no sentence.
     """
     pairs = dict.fromkeys((instruction, target) for target, instruction, *_ in facts if target and instruction)
     sentences = []

@@ -52,7 +52,11 @@ def _is_value_type(kind: Any) -> bool:
 
 
 def value_to_dict(value: Any) -> dict[str, Any]:
-    """Convert a value to a dict for JSON. Raises TypeError if a field is traced, so that it has no number yet."""
+    """Convert a value to a dict for JSON.
+
+    Raises:
+        TypeError: A field is traced, so that it has no number yet.
+    """
     return {field.name: _plain_field(type(value).__name__, field.name, getattr(value, field.name)) for field in fields(value)}
 
 
@@ -73,7 +77,7 @@ def _plain_field(owner: str, name: str, value: Any) -> Any:
 
 
 def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any] | None = None, **readers: Callable[[Any], Any]) -> Any:
-    """Convert a dict of `value_to_dict` to its value. Raises ValueError for no such dict, or a field that the constructor rejects.
+    """Convert a dict of `value_to_dict` to its value.
 
     Args:
         name: Name of the value in messages.
@@ -81,6 +85,9 @@ def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any
         data: The dict.
         defaults: Values of fields that older files lack.
         **readers: What reads a field, in place of `read_field`.
+
+    Raises:
+        ValueError: `data` is no such dict, or the constructor rejects a field.
     """
     lacking = LATER_FIELDS.get(kind, {}) | dict(defaults or {})
     members = check_members(name, {**lacking, **data} if isinstance(data, dict) else data, [field.name for field in fields(kind)])
@@ -145,7 +152,9 @@ def construct(name: str, make: Callable[[], Any]) -> Any:
 def recipe_to_dict(recipe: Any) -> dict[str, Any]:
     """Convert a `Recipe` to a dict for JSON, with the recipes of its gradients.
 
-    Raises TypeError if a field is traced, and ValueError if recipes of gradients are nested deeper than MAX_NESTING.
+    Raises:
+        TypeError: A field is traced.
+        ValueError: Recipes of gradients are nested deeper than MAX_NESTING.
     """
     return {"kind": RECIPE_KIND, "version": RECIPE_VERSION, **_recipe_fields(recipe, 0)}
 
@@ -164,9 +173,14 @@ def _recipe_fields(recipe: Any, depth: int) -> dict[str, Any]:
 
 
 def recipe_from_dict(kind: type, data: Any) -> Any:
-    """Convert a dict of `recipe_to_dict` to its recipe, of the class `kind`: `Recipe`.
+    """Convert a dict of `recipe_to_dict` to its recipe.
 
-    Raises ValueError for no recipe of this version: an unknown name or value, or one that the constructor rejects.
+    Args:
+        kind: The class `Recipe`.
+        data: The dict.
+
+    Raises:
+        ValueError: It is no recipe of this version: an unknown name or value, or one that the constructor rejects.
     """
     names = [field.name for field in fields(kind)]
     members = check_saved("a recipe", data, RECIPE_KIND, RECIPE_VERSION, names)

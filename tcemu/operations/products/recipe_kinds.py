@@ -63,7 +63,11 @@ _KINDS: dict[str, RecipeKind] = {}
 
 
 def register_kind(kind: RecipeKind) -> RecipeKind:
-    """Make a kind of recipe known to everything that takes recipes. It replaces one of the same `saved_as`."""
+    """Make a kind of recipe known to everything that takes recipes.
+
+    Args:
+        kind: The kind. One of the same `saved_as` is replaced.
+    """
     _KINDS[kind.saved_as] = kind
     return kind
 

@@ -9,7 +9,9 @@ from tcemu.engine.isa.grammar import shorten_text
 def split_target(name: str, target: str | None) -> tuple[str, str | None]:
     """Split "fp8 on H100" into the name before the target and the target, which may also be given apart.
 
-    Raises TypeError for what is no text, ValueError if the target is missing after " on " or there are two.
+    Raises:
+        TypeError: The name is no text.
+        ValueError: The target is missing after " on ", or there are two targets.
     """
     if not isinstance(name, str):
         raise TypeError(f"recipe: expected a name such as 'bf16', got {type(name).__name__}")

@@ -143,8 +143,11 @@ RECIPES = tuple(name for name, row in ROWS.items() if row.backward)
 def split_accumulator_interval(target: str) -> int | None:
     """Returns how many FP8 instructions cuBLASLt runs between two promotions with fast accumulation off; None: it never promotes.
 
-    TransformerEngine calls this the "split accumulator". Raises NotModelled if the interval on this target is unpublished, and Unsupported
-    for an unknown target.
+    TransformerEngine calls this the "split accumulator".
+
+    Raises:
+        NotModelled: the interval on this target is unpublished.
+        Unsupported: the target is unknown.
     """
     target = resolve_target(target)
     if target in UNPUBLISHED_SPLIT_ACCUMULATOR:
@@ -332,7 +335,11 @@ class Recipe(Record):
         return self.backward if isinstance(self.backward, tuple) else (self.backward, self.backward)
 
     def require_gradients(self) -> tuple[Recipe, Recipe]:
-        """Return the recipes of dA and dB. Raises ValueError if `backward` is "exact" or "straight_through"."""
+        """Return the recipes of dA and dB.
+
+        Raises:
+            ValueError: `backward` is "exact" or "straight_through".
+        """
         if self.gradients is None:
             raise ValueError(f"backward={self.backward!r} names no recipes of the gradients")
         return self.gradients
@@ -535,9 +542,11 @@ def as_recipe(what: Recipe | str, target: str | None = None) -> Recipe:
 
 
 def resolve_recipe(recipe: Recipe | str, key: PRNGKey | None) -> Recipe:
-    """Returns the recipe of one product, given as a value or by its name. Raises TypeError if it is neither.
+    """Returns the recipe of one product, given as a value or by its name.
 
-    Raises ValueError if the name is unknown, `promote` is an array of several numbers, or stochastic rounding has no key.
+    Raises:
+        TypeError: it is neither a Recipe nor a name.
+        ValueError: the name is unknown, `promote` is an array of several numbers, or stochastic rounding has no key.
     """
     recipe = as_recipe(recipe)
     if isinstance(recipe.promote, jax.Array | np.ndarray) and recipe.promote.ndim:

@@ -15,7 +15,7 @@ FIRST_TWO = 0b0100  # the field that keeps the first two units of a chunk
 
 
 def multiply_sparse_rows(multiply: Callable[..., Array], operands: OperandPair, fields: Array, chunk: int, c: Array | None = None) -> Array:
-    """Multiply a sparse A by B with a function for dense products, some rows at a time: D [..., M, N].
+    """Multiply a sparse A by B with a function for dense products, some rows at a time.
 
     Args:
         multiply: Computes D [..., R, 1, N] from A [..., R, 1, K/2], B [..., R, K/2, N] and, if it is given, C [..., R, 1, N]. D may have
@@ -24,6 +24,9 @@ def multiply_sparse_rows(multiply: Callable[..., Array], operands: OperandPair, 
         fields: 4-bit fields of A's metadata, [..., M, K / chunk].
         chunk: Elements of a chunk along K.
         c: Codes [..., M, N], or None.
+
+    Returns:
+        D [..., M, N].
     """
     a, b = operands
     (*_, m, k), n = a.shape, b.shape[-1]

@@ -23,7 +23,12 @@ UNIT_NAMES = {"mma": "mma.sync", "mma.sp": "mma.sp", "wmma.mma": "wmma.mma"}  # 
 def describe_unit(op: str | Instruction, target: str) -> str:
     """Return a sentence on the unit of a product; "" where the target has one unit for these operands, or two with the same sums.
 
-    It names the unit that computes, the unit that libraries use on the target, and how to ask for the other one.
+    Args:
+        op: PTX spelling, short name or `Instruction` that computes.
+        target: GPU name or target.
+
+    Returns:
+        The unit that computes, the unit that libraries use on the target, and how to ask for the other one.
 
     Source: CUTLASS and cuBLAS use wgmma on sm_90a and tcgen05 on sm_100 to sm_110, which `tcemu.get_recipe` takes too.
     """

@@ -51,9 +51,20 @@ EXPONENTS = {"ordinary": (-8, 100), "small": (-100, -8), "tiny": (-149, -100), "
 
 
 def draw_blocks(region: str, element: Format, count: int, seed: int = 0, source: Format = F32) -> tuple[np.ndarray, np.ndarray]:
-    """Draw f32 blocks of a region of `REGIONS`: their codes, uint32 [count, BLOCK], and the max magnitudes of their tensors, [count, 1].
+    """Draw blocks of f32 numbers.
 
-    element: the format of the elements that they will be rounded to. source: bf16: the numbers are rounded to it, toward zero.
+    Args:
+        region: One of `REGIONS`.
+        element: The format of the elements that they will be rounded to.
+        count: Number of blocks.
+        seed: Seed of NumPy's generator.
+        source: bf16: the numbers are rounded to it, toward zero.
+
+    Returns:
+        The codes of the blocks, uint32 [count, BLOCK], and the max magnitudes of their tensors, f32 codes [count, 1].
+
+    Raises:
+        KeyError: The region is unknown.
     """
     rng = np.random.default_rng([seed, list(REGIONS).index(region)])
     low, high = EXPONENTS.get(region, EXPONENTS["ordinary"])

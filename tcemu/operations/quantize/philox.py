@@ -23,7 +23,16 @@ def _multiply_wide(factor: int, x: Array) -> tuple[Array, Array]:
 
 
 def philox(counters: tuple[Array, Array, Array, Array], key: Array, rounds: int) -> tuple[Array, Array, Array, Array]:
-    """Return the four words of each counter, four uint32 arrays. key: uint32 [2], low word first; rounds: usually 10."""
+    """Return the four words of each counter.
+
+    Args:
+        counters: Four uint32 arrays of one shape.
+        key: The key, uint32 [2], low word first.
+        rounds: Number of rounds; 10 is the generator's usual one.
+
+    Returns:
+        Four uint32 arrays of that shape.
+    """
     c0, c1, c2, c3 = counters
     for _ in range(rounds):
         high0, low0 = _multiply_wide(MULTIPLIERS[0], c0)

@@ -181,7 +181,11 @@ class Scheme:
     transform: HadamardTransform | None = None  # the transform by the quantiser's signs on the target
 
     def require_scale_format(self) -> Format:
-        """Return the format of the instruction's block scales. Raises ValueError if it has none."""
+        """Return the format of the instruction's block scales.
+
+        Raises:
+            ValueError: The instruction has none.
+        """
         if self.scale_format is None:
             raise ValueError(f"an instruction without block scales quantises {self.format}")
         return self.scale_format

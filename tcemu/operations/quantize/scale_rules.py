@@ -143,13 +143,21 @@ class ScaleRule:
     source: str = ""
 
     def require_exponent(self) -> Callable[[Limbs, Format, Format], Array]:
-        """Return the computation of the exponents of scales that are powers of two. Raises ValueError if they are none."""
+        """Return the computation of the exponents of scales that are powers of two.
+
+        Raises:
+            ValueError: The scales are no powers of two.
+        """
         if self.exponent is None:
             raise ValueError(f"the scales of this rule are {self.scale}, no powers of two; source: {self.source}")
         return self.exponent
 
     def require_two_level(self) -> TwoLevelScaling:
-        """Return the computation of the scales of a tensor and of its blocks. Raises ValueError if the tensor has none."""
+        """Return the computation of the scales of a tensor and of its blocks.
+
+        Raises:
+            ValueError: The rule has no scale of the tensor.
+        """
         if self.two_level is None:
             raise ValueError(f"this rule has no scale of the tensor; source: {self.source}")
         return self.two_level

@@ -46,9 +46,13 @@ def unsupported_reason(source: Format, target: Format, rounding: str, codes: Arr
 
 
 def max_magnitudes(source: Format, codes: Array, depth: int | None, scale: ScaleRequest | None = None) -> Array:
-    """Returns the max magnitude of each group of `depth` neighbours along K, f32 codes without sign [..., R, groups]; None: of all.
+    """Returns the max magnitude of each group of neighbours along K, f32 codes without sign [..., R, groups].
 
-    codes: those of x [..., R, K], of format `source`. scale: return the scales of the magnitudes instead.
+    Args:
+        source: Format of x.
+        codes: Codes of x [..., R, K].
+        depth: Elements of a group; None: all.
+        scale: Return the scales of the magnitudes instead.
     """
 
     def portable(codes: Array) -> Array:
@@ -108,12 +112,15 @@ def round_with_kernel(
     """Rounds x / scale to nearest, in f32 and then in the target: codes of the target [..., R, K].
 
     Args:
-        source: Format of x, whose codes [..., R, K] are `codes`.
+        source: Format of x.
+        target: Format of the result.
         saturate: Values out of range become the largest finite value.
         sizes: Elements that share a scale.
         platform: The platform whose kernel rounds.
-        scales: Codes of format `scale`, f32 or ue8m0, as `scale_groups.broadcast_scales` takes them, or None.
+        codes: Codes of x [..., R, K].
+        scales: Codes, as `scale_groups.broadcast_scales` takes them, or None.
         multiplied: Compute x * scale instead.
+        scale: Format of the scales, f32 or ue8m0.
     """
     if scales is not None and sizes.rows is not None and sizes.rows > 1:  # few bytes; a mesh may then shard the rows
         scales = repeat_scales(scales, sizes.rows, codes.shape[-2], -2)

@@ -229,10 +229,16 @@ class FourOverSixScale:
         return divide(ONE, self._encode(tensor_amax), F32)
 
     def quantize_blocks(self, x: Array, amax: Array, element: Format, tensor_amax: Array) -> tuple[Array, Array]:
-        """Quantise blocks x, f32 codes [..., block], of max magnitudes `amax`, f32 codes without sign [..., 1].
+        """Quantise blocks.
 
-        tensor_amax: max magnitude of the tensor, an f32 code that broadcasts against `amax`. Returns the scales, ue4m3 codes [..., 1], and
-        the elements' codes [..., block].
+        Args:
+            x: f32 codes [..., block].
+            amax: Max magnitudes of the blocks, f32 codes without sign [..., 1].
+            element: Format of the elements.
+            tensor_amax: Max magnitude of the tensor, an f32 code that broadcasts against `amax`.
+
+        Returns:
+            The scales, ue4m3 codes [..., 1], and the elements' codes [..., block].
         """
         encode = self._encode(tensor_amax)
         base = multiply(divide(amax, SIX, F32), encode, F32)

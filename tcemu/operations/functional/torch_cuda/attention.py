@@ -103,7 +103,13 @@ def _alignment(call: AttentionCall) -> int:
 
 
 def choose_backend(call: AttentionCall) -> str:
-    """Return the backend that PyTorch 2.11 takes by default, a key of CHOICES. Raises NotModelled if the GPU is another one.
+    """Return the backend that PyTorch 2.11 takes by default, a key of CHOICES.
+
+    Args:
+        call: The call. Its GPU decides the order in which backends are tried.
+
+    Raises:
+        NotModelled: The GPU is another one.
 
     Source: sdp_utils.cpp, select_sdp_backend, without dropout and nested tensors; each condition names its function.
     """
@@ -175,13 +181,31 @@ def attention_backward(
     multiply: Multiply | None = None,
     open_order: str = "raise",
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of q, k and v as one of PyTorch's backends does, in their shapes and dtype.
+    """Compute the gradients of `attention` as one of PyTorch's backends does.
 
     Args:
         grad: Gradient of the result, in its shape and dtype.
-        out: The result of `attention`, and `logsumexp` its second one. All other arguments and errors are those of `attention`.
-        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise" NotModelled, or "lockstep", by which blocks of
-            keys are added as if all ran at the same pace: one of the results that the GPU may give.
+        q: As in `attention`.
+        k: As in `attention`.
+        v: As in `attention`.
+        out: The result of `attention`.
+        logsumexp: Its second result.
+        backend: As in `attention`.
+        causal: As in `attention`.
+        bias: As in `attention`.
+        scale: As in `attention`.
+        gpu: As in `attention`.
+        multiply: As in `attention`.
+        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "lockstep", by which blocks of keys
+            are added as if all ran at the same pace: one of the results that the GPU may give.
+
+    Returns:
+        The gradients of q, k and v, in their shapes and dtype.
+
+    Raises:
+        NotModelled: The backward of this call is not known, or its order is open.
+        Unsupported: The backend does not take the call.
+        ValueError: Shapes do not fit.
     """
     if open_order not in OPEN_ORDERS:
         raise ValueError(f"open_order={open_order!r}: expected one of {', '.join(OPEN_ORDERS)}")

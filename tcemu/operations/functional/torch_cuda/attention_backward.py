@@ -142,7 +142,7 @@ def _block_gradients(
 def fused_backward(
     name: str, fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_lockstep: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of queries, keys and values, codes of `fmt` in their shapes, as FlashAttention 2 ("flash") or cuDNN does.
+    """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
 
     Args:
         name: "flash" or "cudnn".
@@ -151,6 +151,9 @@ def fused_backward(
         causal: A query sees the keys up to its own number.
         scale: Factor of the scores.
         in_lockstep: More than two blocks of keys, which come to the same queries together, are added to their gradient in ascending order.
+
+    Returns:
+        Codes of `fmt`, of the shapes of q, k and v.
 
     Raises:
         NotModelled: The order of the additions is open, or the head size is another one.

@@ -83,7 +83,10 @@ def channel_places(images: int, inner: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def last_tree(rows: int, channels: int) -> Node:
-    """Return the sums of a channel that is innermost by threads: each joins four chains. Raises NotModelled if blocks share a channel.
+    """Return the sums of a channel that is innermost by threads: each joins four chains.
+
+    Raises:
+        NotModelled: Several blocks share a channel.
 
     Source: Normalization.cuh, flexible_launch_configs.
     """
@@ -185,9 +188,21 @@ def _sum_of_pairs(fmt: Format, terms: Array, tree: Node) -> Value:
 def batch_norm_backward(
     grad: ArrayLike, x: ArrayLike, weight: ArrayLike | None, mean: ArrayLike, rstd: ArrayLike, training: bool = True
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of `batch_norm` as PyTorch's `native_batch_norm_backward` on a GPU does: of x, weight and bias, in x's dtype.
+    """Compute the gradients of `batch_norm` as PyTorch's `native_batch_norm_backward` on a GPU does.
 
-    grad: that of the result, of x's dtype and shape. mean and rstd: the second and the third result. Others and errors as in `batch_norm`.
+    Args:
+        grad: Gradient of the result, of x's dtype and shape.
+        x: The operand.
+        weight: The weight, or None.
+        mean: The second result of `batch_norm`.
+        rstd: The third one.
+        training: As in `batch_norm`.
+
+    Returns:
+        The gradients of x, of the weight and of the bias, in x's dtype.
+
+    Raises:
+        NotModelled: The dtype is another one, or several blocks share a channel.
     """
     given, grads = Channels.of("batch_norm_backward", x), Channels.of("batch_norm_backward", grad)
     w, mean_, scale = (_row("batch_norm_backward", v) for v in (weight, mean, rstd))

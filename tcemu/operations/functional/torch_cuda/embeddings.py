@@ -37,11 +37,19 @@ SEGMENT = 10  # rows of one index that a thread adds
     ),
 )
 def embedding_backward(grad: ArrayLike, indices: ArrayLike, rows: int, padding_idx: int = -1) -> Array:
-    """Compute the gradient [rows, width] of an embedding's table as PyTorch's `embedding_dense_backward` on a GPU does, in grad's dtype.
+    """Compute the gradient of an embedding's table as PyTorch's `embedding_dense_backward` on a GPU does.
 
-    grad: that of the result [count, width], bfloat16, float16 or float32. indices: integers [count]. rows: those of the table. padding_idx:
-    an index whose row has no gradient. Raises NotModelled for another dtype, or more than 3,072 indices of float32: its sums are added
-    atomically.
+    Args:
+        grad: Gradient of the result [count, width], bfloat16, float16 or float32.
+        indices: Integers [count].
+        rows: Rows of the table.
+        padding_idx: An index whose row has no gradient.
+
+    Returns:
+        The gradient [rows, width] in grad's dtype.
+
+    Raises:
+        NotModelled: The dtype is another one, or float32 has more than 3,072 indices: its sums are added atomically.
     """
     fmt, codes = operand_codes("embedding_dense_backward", grad)
     values = convert(fmt, F32, codes).reshape(-1, codes.shape[-1])
@@ -100,9 +108,16 @@ def _sum_sorted(values: Array, indices: Array, rows: int) -> Array:
 def index_put_accumulate(base: ArrayLike, indices: ArrayLike, values: ArrayLike) -> Array:
     """Add rows to the rows of a table as PyTorch's `index_put_` with `accumulate=True` on a GPU does; also the gradient of `base[indices]`.
 
-    base: the table [rows, width], bfloat16, float16 or float32. indices: integers [count]. values: rows [count, width] of its dtype. Rows
-    wider than 32 elements are rounded after each addition; of others the sum is added. Raises NotModelled for another dtype, or rows of one
-    element.
+    Args:
+        base: The table [rows, width], bfloat16, float16 or float32.
+        indices: Integers [count].
+        values: Rows [count, width] of the table's dtype.
+
+    Returns:
+        The table after. Rows wider than 32 elements are rounded after each addition; of others the sum is added.
+
+    Raises:
+        NotModelled: The dtype is another one, or a row has one element.
     """
     fmt, codes = operand_codes("index_put_", base)
     _, given = operand_codes("index_put_", values)

@@ -50,9 +50,17 @@ def chunk_tree(length: int, size: int) -> Node:
 
 
 def foreach_norm(tensors: Sequence[ArrayLike], order: float = 2.0) -> list[Array]:
-    """Return the norm of each tensor, a scalar of its dtype, as PyTorch's `_foreach_norm` on a GPU computes it.
+    """Return the norm of each tensor as PyTorch's `_foreach_norm` on a GPU computes it.
 
-    tensors: bfloat16, float16 or float32. order: 2, 1 or infinity. Raises NotModelled for another order or dtype.
+    Args:
+        tensors: bfloat16, float16 or float32.
+        order: 2, 1 or infinity.
+
+    Returns:
+        A scalar for each tensor, of its dtype.
+
+    Raises:
+        NotModelled: The order or a dtype is another one.
     """
     if order not in KINDS:
         raise NotModelled(f"foreach_norm: got order {order}; known are 2, 1 and infinity (torch_cuda/foreach.py, KINDS)")
@@ -73,9 +81,18 @@ def foreach_norm(tensors: Sequence[ArrayLike], order: float = 2.0) -> list[Array
 
 
 def clip_grad_norm(grads: Sequence[ArrayLike], max_norm: float, order: float = 2.0) -> tuple[Array, list[Array]]:
-    """Clip gradients by the norm of all as PyTorch's `clip_grad_norm_` on a GPU does: return the norm before, and the clipped gradients.
+    """Clip gradients by the norm of all as PyTorch's `clip_grad_norm_` on a GPU does.
 
-    grads: of one dtype, bfloat16, float16 or float32. max_norm: the largest norm. order and errors: as in `foreach_norm`.
+    Args:
+        grads: Gradients of one dtype: bfloat16, float16 or float32.
+        max_norm: The largest norm.
+        order: As in `foreach_norm`.
+
+    Returns:
+        The norm of all gradients before, and the clipped gradients.
+
+    Raises:
+        NotModelled: The order or a dtype is another one.
     """
     norms = jnp.stack(foreach_norm(grads, order))
     total = vector_norm(norms, order)

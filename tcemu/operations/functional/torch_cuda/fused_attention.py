@@ -90,9 +90,16 @@ LARGEST_HEAD = 256
 
 
 def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> FusedKernel:
-    """Return the kernel, a key of KERNELS, that a backend launches. Raises NotModelled if the GPU or the head size is another one.
+    """Return the kernel that a backend launches.
 
-    shape: batch, heads, queries and head size, as the kernel sees them. keys: their number. gpu: a key of `reduce_plans.GPUS`.
+    Args:
+        name: A key of KERNELS.
+        shape: Batch, heads, queries and head size, as the kernel sees them.
+        keys: Number of keys.
+        gpu: A key of `reduce_plans.GPUS`.
+
+    Raises:
+        NotModelled: The GPU or the head size is another one.
     """
     batch, heads, queries, size = shape
     if gpu not in GPUS:
@@ -123,7 +130,10 @@ def _block_keys(table: dict[int, int], size: int) -> int:
 def split_count(blocks: int, slots: int, key_blocks: int) -> int:
     """Return the number of splits of FlashAttention 2: the least of 85 % of the best use of the multiprocessors.
 
-    blocks: blocks of queries of all heads and batches; slots: blocks that run at a time; key_blocks: blocks of keys.
+    Args:
+        blocks: Blocks of queries of all heads and batches.
+        slots: Blocks that run at a time.
+        key_blocks: Blocks of keys.
 
     Source: flash_api.cpp, num_splits_heuristic.
     """
@@ -212,10 +222,16 @@ def _chain(start: Value, terms: Sequence[Value]) -> Value:
 def block_softmax(
     kind: OnlineSoftmax, fmt: Format, factors: Factors, scores: Array, seen: Array, bias: Array | None, state: RowState
 ) -> BlockResult:
-    """Compute the exponentials of a block's scores, codes of `fmt`, and update the state of each row.
+    """Compute the exponentials of a block's scores, and update the state of each row.
 
-    scores, bias: f32 codes [rows, keys]; bias may be None. seen: number of keys of the block that a row sees, from the first one, int32
-    [rows, 1].
+    Args:
+        kind: How the kernel computes.
+        fmt: The format of P.
+        factors: Scale and factor.
+        scores: f32 codes [rows, keys].
+        seen: Number of keys of the block that a row sees, from the first one, int32 [rows, 1].
+        bias: f32 codes [rows, keys], or None.
+        state: The rows' state.
     """
     visible = jnp.arange(scores.shape[-1])[None] < seen
     s, factor = Value(scores), Value(jnp.asarray(factors.factor))
@@ -323,9 +339,12 @@ def _of_leaves(function: Callable, fixed: tuple[Any, ...], tree: Any) -> Callabl
 
 
 def by_rows(function: Callable, *operands: Any, fixed: tuple[Any, ...] | None = None) -> Any:
-    """Call a function of arrays [rows, ...] in parts of ROWS_PER_CALL rows; under a trace, once. Operands without axes go to every part.
+    """Call a function of arrays [rows, ...] in parts of ROWS_PER_CALL rows; under a trace, once.
 
-    fixed: static arguments before the operands. If they are given, NumPy computes, and nothing is compiled.
+    Args:
+        function: The function.
+        *operands: Its operands. Those without axes go to every part.
+        fixed: Static arguments before the operands. If they are given, NumPy computes, and nothing is compiled.
     """
     leaves, tree = jax.tree.flatten(operands)
     if any(isinstance(x, Tracer) for x in leaves):
@@ -356,9 +375,18 @@ class FusedOperands(NamedTuple):
 
 
 def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, queries: int, causal: bool, scale: float) -> RowResult:
-    """Compute the forward of a fused kernel: f32 codes [batch * key heads * rows, size] and [..., 1].
+    """Compute the forward of a fused kernel.
 
-    fmt: the operands' format; queries: those of a head; causal: a query sees the keys up to its own number; scale: factor of the scores.
+    Args:
+        kernel: The kernel.
+        fmt: The operands' format.
+        operands: Their codes.
+        queries: Queries of a head.
+        causal: A query sees the keys up to its own number.
+        scale: Factor of the scores.
+
+    Returns:
+        f32 codes [batch * key heads * rows, size] and [..., 1].
     """
     if not any(isinstance(x, Tracer) for x in operands):
         operands = FusedOperands(*(None if x is None else np.asarray(x) for x in operands))  # type: ignore[arg-type]

@@ -99,10 +99,22 @@ def nll_loss_backward(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Array:
-    """Compute the gradient of `nll_loss`, in x's dtype, as PyTorch's `nll_loss_backward` on a GPU does.
+    """Compute the gradient of `nll_loss` as PyTorch's `nll_loss_backward` on a GPU does.
 
-    grad: that of the loss, of x's dtype. Of x only shape and dtype count. total_weight: the second result. Other arguments and errors as in
-    `nll_loss`.
+    Args:
+        grad: Gradient of the loss, of x's dtype.
+        x: The operand [rows, classes], of which only shape and dtype count.
+        target: Classes [rows].
+        total_weight: The second result of `nll_loss`.
+        weight: Weights of the classes, or None.
+        reduction: As in `nll_loss`.
+        ignore_index: As in `nll_loss`.
+
+    Returns:
+        The gradient of x, in its dtype.
+
+    Raises:
+        NotModelled: The dtype or the reduction is another one.
     """
     _check(reduction)
     (fmt, values), (_, grads) = operand_values("nll_loss_backward", x), operand_values("nll_loss_backward", grad)
@@ -127,13 +139,19 @@ def cross_entropy(
     *,
     gpu: str = "H200",
 ) -> Array:
-    """Compute the cross entropy of logits as PyTorch's `cross_entropy_loss` on a GPU does: in x's dtype, a scalar or [rows].
+    """Compute the cross entropy of logits as PyTorch's `cross_entropy_loss` on a GPU does.
 
     Args:
         x: Logits [rows, classes], bfloat16, float16 or float32.
-        target: Classes, integers [rows]; weight, reduction and ignore_index are as in `nll_loss`.
+        target: Classes, integers [rows].
+        weight: Weights of the classes, or None.
+        reduction: "mean", "sum" or "none".
+        ignore_index: A target that does not count.
         label_smoothing: Share of the uniform distribution; with it, weights have no rule.
         gpu: As in `rows.reduce`.
+
+    Returns:
+        The loss in x's dtype, a scalar or [rows].
 
     Raises:
         NotModelled: The dtype, the reduction or the GPU is another one, or label smoothing comes with weights.
@@ -171,9 +189,22 @@ def cross_entropy_backward(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Array:
-    """Compute the gradient of `cross_entropy`, in x's dtype, as PyTorch's autograd on a GPU does.
+    """Compute the gradient of `cross_entropy` as PyTorch's autograd on a GPU does.
 
-    grad: that of the loss, of x's dtype. Other arguments and errors as in `cross_entropy`.
+    Args:
+        grad: Gradient of the loss, of x's dtype.
+        x: The logits.
+        target: Classes [rows].
+        weight: Weights of the classes, or None.
+        reduction: As in `cross_entropy`.
+        ignore_index: As in `cross_entropy`.
+        label_smoothing: As in `cross_entropy`.
+
+    Returns:
+        The gradient of x, in its dtype.
+
+    Raises:
+        NotModelled: As in `cross_entropy`.
     """
     logarithms = log_softmax(x, -1)
     _, total_weight = nll_loss(logarithms, target, weight, reduction, ignore_index)
@@ -196,8 +227,14 @@ def cross_entropy_backward(
 def mse_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean", *, gpu: str = "H200") -> Array:
     """Compute the mean squared error as PyTorch's `mse_loss` on a GPU does: the squares are rounded to the dtype before they are added.
 
-    x: bfloat16, float16 or float32, contiguous; target: of its dtype and shape. reduction: "mean", "sum" or "none". gpu: as in
-    `rows.reduce`. Raises NotModelled for another reduction, dtype or GPU.
+    Args:
+        x: bfloat16, float16 or float32, contiguous.
+        target: Of x's dtype and shape.
+        reduction: "mean", "sum" or "none".
+        gpu: As in `rows.reduce`.
+
+    Raises:
+        NotModelled: The reduction, the dtype or the GPU is another one.
     """
     _check(reduction)
     squares = elementwise("mse_loss", x, target)

@@ -151,10 +151,21 @@ def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, eps: float = 1e-6) -
 def layer_norm_backward(
     grad: ArrayLike, x: ArrayLike, mean: ArrayLike, rstd: ArrayLike, weight: ArrayLike | None = None, *, gpu: str = "H200"
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of x, weight and bias, in x's dtype, as PyTorch's `native_layer_norm_backward` on a GPU does.
+    """Compute the gradients of `layer_norm` as PyTorch's `native_layer_norm_backward` on a GPU does.
 
-    grad: that of the result of `layer_norm`, of x's dtype and shape; mean and rstd: its second and third result. gpu: as in `rows.reduce`.
-    Raises NotModelled for another dtype or GPU.
+    Args:
+        grad: Gradient of the result, of x's dtype and shape.
+        x: The operand [..., N].
+        mean: The second result of `layer_norm`.
+        rstd: The third one.
+        weight: The weight, or None.
+        gpu: As in `rows.reduce`.
+
+    Returns:
+        The gradients of x, of the weight and of the bias, in x's dtype.
+
+    Raises:
+        NotModelled: The dtype or the GPU is another one.
     """
     rows, grads = _rows("layer_norm_backward", x), _rows("layer_norm_backward", grad)
     centred, scale = rows.values - _values("layer_norm_backward", mean), _values("layer_norm_backward", rstd)
@@ -175,10 +186,20 @@ def layer_norm_backward(
 def rms_norm_backward(
     grad: ArrayLike, x: ArrayLike, rstd: ArrayLike, weight: ArrayLike | None = None, *, gpu: str = "H200"
 ) -> tuple[Array, Array]:
-    """Compute the gradients of x and weight, in x's dtype, as PyTorch's `_fused_rms_norm_backward` does.
+    """Compute the gradients of `rms_norm` as PyTorch's `_fused_rms_norm_backward` does.
 
-    grad: that of the result of `rms_norm`, of x's dtype and shape; rstd: its second result. gpu: as in `rows.reduce`. Raises NotModelled
-    for another dtype or GPU.
+    Args:
+        grad: Gradient of the result, of x's dtype and shape.
+        x: The operand [..., N].
+        rstd: The second result of `rms_norm`.
+        weight: The weight, or None.
+        gpu: As in `rows.reduce`.
+
+    Returns:
+        The gradients of x and of the weight, in x's dtype.
+
+    Raises:
+        NotModelled: The dtype or the GPU is another one.
     """
     rows, grads = _rows("rms_norm_backward", x), _rows("rms_norm_backward", grad)
     scale, w = _values("rms_norm_backward", rstd), _column("rms_norm_backward", weight)
@@ -297,10 +318,21 @@ def group_norm(
 def group_norm_backward(
     grad: ArrayLike, x: ArrayLike, mean: ArrayLike, rstd: ArrayLike, groups: int, weight: ArrayLike | None = None
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of x, weight and bias, in x's dtype, as PyTorch's `native_group_norm_backward` on a GPU does.
+    """Compute the gradients of `group_norm` as PyTorch's `native_group_norm_backward` on a GPU does.
 
-    grad: that of the result of `group_norm`, of x's dtype and shape; mean and rstd: its second and third result. Raises NotModelled for
-    another dtype, or a 16-bit one with no further axes.
+    Args:
+        grad: Gradient of the result, of x's dtype and shape.
+        x: The operand [images, channels, ...].
+        mean: The second result of `group_norm`.
+        rstd: The third one.
+        groups: Number of groups.
+        weight: The weight, or None.
+
+    Returns:
+        The gradients of x, of the weight and of the bias, in x's dtype.
+
+    Raises:
+        NotModelled: The dtype is another one, or 16-bit with no further axes.
     """
     fmt, codes = operand_codes("group_norm_backward", x)
     axes = _groups(codes.shape, groups)

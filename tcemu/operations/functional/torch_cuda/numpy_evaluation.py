@@ -76,9 +76,14 @@ def _by_jax(equation: JaxprEqn) -> Callable[..., Any]:
 
 
 def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """Compute `fn(*arrays)`, a function of JAX, by NumPy, in the structure that it returns.
+    """Compute `fn(*arrays)` by NumPy.
 
-    Equal functions share a program: give a `functools.partial`-like value that hashes, or the same object.
+    Args:
+        fn: A function of JAX. Equal functions share a program: give a `functools.partial`-like value that hashes, or the same object.
+        *arrays: Its operands.
+
+    Returns:
+        NumPy arrays, in the structure that fn returns.
     """
     arrays = tuple(np.asarray(x) for x in arrays)
     key = (fn, tuple((x.shape, x.dtype) for x in arrays))

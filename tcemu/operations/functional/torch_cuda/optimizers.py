@@ -108,7 +108,15 @@ def adam_step(
 def adamw_step(param: ArrayLike, grad: ArrayLike, state: AdamState, step: int, **options) -> tuple[Array, AdamState]:
     """Return the parameter and the state after one step of PyTorch's AdamW on a GPU.
 
-    Arguments and errors are those of `adam_step`; weight_decay is 0.01 by default.
+    Args:
+        param: As in `adam_step`.
+        grad: As in `adam_step`.
+        state: As in `adam_step`.
+        step: As in `adam_step`.
+        **options: The keyword arguments of `adam_step`; weight_decay is 0.01 by default.
+
+    Raises:
+        NotModelled: As in `adam_step`.
     """
     return adam_step(param, grad, state, step, **{"weight_decay": 0.01, **options}, decoupled=True)
 
@@ -173,15 +181,25 @@ def sgd_step(
     maximize: bool = False,
     form: str = "foreach",
 ) -> tuple[Array, Array | None]:
-    """Return the parameter, and the momentum buffer or None without momentum, after one step of PyTorch's SGD on a GPU, in its dtype.
+    """Return the parameter and the momentum buffer after one step of PyTorch's SGD on a GPU.
 
     Args:
-        param: The parameter; grad, lr, maximize, form and errors are as in `adam_step`.
+        param: The parameter, bfloat16, float16 or float32.
+        grad: Its gradient, of the same dtype.
         momentum_buffer: The buffer before; None in the first step.
+        lr: The learning rate.
         momentum: Share of the buffer that is kept.
         dampening: Share of the gradient that the buffer does not take.
         weight_decay: Weight decay, added to the gradient.
         nesterov: Nesterov's momentum.
+        maximize: The gradient is negated.
+        form: "single", "foreach" or "fused".
+
+    Returns:
+        The parameter, and the buffer or None without momentum, in the parameter's dtype.
+
+    Raises:
+        NotModelled: The dtype or the form is another one.
     """
     _check(form)
     numbers = jnp.asarray([f32_code(number) for number in (lr, momentum, 1 - dampening, weight_decay)])

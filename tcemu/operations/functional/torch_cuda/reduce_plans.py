@@ -199,8 +199,10 @@ def strided_places(columns: int, threads: int, vector: int = 1) -> np.ndarray:
 def thread_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -> Node:
     """Return the sums of threads, joined over the lanes of a warp and then over warps.
 
-    places: elements [T, ..., threads], EMPTY for none. far: lanes and warps are joined in halves; else neighbours first. least_warps: as
-    many warps are joined at least, empty ones among them, and a power of two.
+    Args:
+        places: Elements [T, ..., threads], EMPTY for none.
+        far: Lanes and warps are joined in halves; else neighbours first.
+        least_warps: As many warps are joined at least, empty ones among them, and a power of two.
     """
     *before, threads = places.shape
     lanes = min(WARP, threads)

@@ -109,9 +109,15 @@ def _is_exact_by_device(codes: Array) -> bool:
 
 
 def reduce_tree_values(kind: str | Reduction, tree: Node, *elements: Array) -> Array:
-    """Reduce the f32 codes of operands in the order of a tree whose places are along their first axis: [*grid of the tree, *outputs].
+    """Reduce the f32 codes of an operand in the order of a tree whose places are along the operand's first axis.
 
-    kind: a key of REDUCTIONS, or a reduction. elements: f32 codes [K, *outputs], one array for each operand of the kind.
+    Args:
+        kind: A key of REDUCTIONS, or a reduction.
+        tree: The tree.
+        *elements: f32 codes [K, *outputs], one array for each operand of the kind.
+
+    Returns:
+        f32 codes [*grid of the tree, *outputs].
     """
     if kind == "sum" and _is_exact_by_device(elements[0]):
         kind = "sum by device"

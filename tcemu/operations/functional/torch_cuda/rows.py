@@ -124,10 +124,20 @@ class Terms(NamedTuple):
 def vector_norm(
     x: ArrayLike, order: float = 2.0, axis: int | tuple[int, ...] | None = None, *, dtype: DTypeLike | None = None, gpu: str = "H200"
 ) -> Array:
-    """Compute a vector norm along axes as PyTorch's `linalg_vector_norm` on a GPU does: an array without the axes.
+    """Compute a vector norm along axes as PyTorch's `linalg_vector_norm` on a GPU does.
 
-    x: bfloat16, float16 or float32, contiguous. order: 2, 1, infinity, or another positive number. Other arguments: as in `reduce`. Raises
-    NotModelled for another order, dtype or GPU.
+    Args:
+        x: bfloat16, float16 or float32, contiguous.
+        order: 2, 1, infinity, or another positive number.
+        axis: As in `reduce`.
+        dtype: As in `reduce`.
+        gpu: As in `reduce`.
+
+    Returns:
+        An array without the axes.
+
+    Raises:
+        NotModelled: The order, the dtype or the GPU is another one.
     """
     known = {2.0: "norm", 1.0: "norm1", math.inf: "norm_inf"}
     if order in known:
@@ -142,10 +152,19 @@ def vector_norm(
 
 
 def var_mean(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, correction: float = 1, gpu: str = "H200") -> tuple[Array, Array]:
-    """Return variance and mean along axes, or of all elements, in x's dtype, as PyTorch's CUDA kernel computes them.
+    """Return variance and mean along axes, or of all elements, as PyTorch's CUDA kernel computes them.
 
-    x: bfloat16, float16 or float32, contiguous. correction: subtracted from the number of elements in the divisor. Other arguments: as in
-    `reduce`. Raises NotModelled for another dtype or GPU.
+    Args:
+        x: bfloat16, float16 or float32, contiguous.
+        axis: As in `reduce`.
+        correction: Subtracted from the number of elements in the divisor.
+        gpu: As in `reduce`.
+
+    Returns:
+        Two arrays of x's dtype without the axes.
+
+    Raises:
+        NotModelled: The dtype or the GPU is another one.
     """
     fmt, mean, found, kept = _moments(x, axis, correction, gpu)
     return result_array(found, fmt).reshape(kept), result_array(mean, fmt).reshape(kept)

@@ -37,9 +37,17 @@ def log_row_threads(rows: int, length: int) -> int:
 
 @partial(jax.jit, static_argnames=("axis",))
 def cumsum(x: ArrayLike, axis: int = -1) -> Array:
-    """Compute the cumulative sum along an axis of more than one row as PyTorch's kernel does, in x's shape and dtype.
+    """Compute the cumulative sum along an axis as PyTorch's kernel does.
 
-    x: bfloat16, float16 or float32. Raises NotModelled for another dtype, or one row, which CUB scans in an order that depends on the time.
+    Args:
+        x: bfloat16, float16 or float32, with more than one row.
+        axis: The axis.
+
+    Returns:
+        An array of x's shape and dtype.
+
+    Raises:
+        NotModelled: The dtype is another one, or x has one row, which CUB scans in an order that depends on the time.
     """
     return _scan("cumsum", x, axis, 0.0, lambda a, b: a + b)
 

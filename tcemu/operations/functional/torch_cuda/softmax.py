@@ -199,10 +199,20 @@ def log_softmax(x: ArrayLike, axis: int = -1, *, dtype: DTypeLike | None = None)
 
 @partial(jax.jit, static_argnames=("axis", "log", "dtype"))
 def softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, log: bool = False, dtype: DTypeLike | None = None) -> Array:
-    """Compute the gradient of the operand from the result y of `softmax`, as PyTorch's kernels do (`_softmax_backward_data`).
+    """Compute the gradient of `softmax` from its result, as PyTorch's kernels do (`_softmax_backward_data`).
 
-    grad: that of the result, of y's dtype. log: y is the logarithm. dtype: float16 if y is the float32 result of a float16 operand; None:
-    y's dtype. Raises NotModelled for another dtype.
+    Args:
+        grad: Gradient of the result, of y's dtype.
+        y: The result of `softmax`.
+        axis: The axis.
+        log: The logarithm.
+        dtype: float16 if y is the float32 result of a float16 operand; None: y's dtype.
+
+    Returns:
+        The gradient of the operand.
+
+    Raises:
+        NotModelled: The dtype is another one.
     """
     name = "_log_softmax_backward_data" if log else "_softmax_backward_data"
     (fmt, grads), (_, results) = (operand_codes(name, v) for v in (grad, y))
@@ -229,8 +239,13 @@ def log_softmax_backward(grad: ArrayLike, y: ArrayLike, axis: int = -1, *, dtype
 def logsumexp(x: ArrayLike, axis: int = -1, *, gpu: str = "H200") -> Array:
     """Compute the logarithm of the sum of powers along an axis, as PyTorch does: a maximum, a difference, powers, a sum.
 
-    x: bfloat16, float16 or float32; each step is rounded to its dtype. gpu: as in `rows.reduce`. Raises NotModelled for another dtype or
-    GPU.
+    Args:
+        x: bfloat16, float16 or float32. Each step is rounded to its dtype.
+        axis: The axis.
+        gpu: As in `rows.reduce`.
+
+    Raises:
+        NotModelled: The dtype or the GPU is another one.
     """
     fmt, codes = operand_codes("logsumexp", x)
     _, maximum = operand_codes("logsumexp", reduce("amax", x, axis, gpu=gpu))

@@ -35,9 +35,18 @@ NETWORK = 32  # elements that the bitonic network sorts
     ),
 )
 def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """Sort along an axis as PyTorch's `sort` on a GPU does: the sorted array, and the indices of its elements along the axis, int32.
+    """Sort along an axis as PyTorch's `sort` on a GPU does.
 
-    x: bfloat16, float16 or float32; else NotModelled is raised. descending: the largest element first. NaN is larger than every number.
+    Args:
+        x: bfloat16, float16 or float32.
+        axis: The axis.
+        descending: The largest element first. NaN is larger than every number.
+
+    Returns:
+        The sorted array, and the indices of its elements along the axis, int32.
+
+    Raises:
+        NotModelled: The dtype is another one.
     """
     x, keys = _rows("sort", x, axis)
     indices = jnp.broadcast_to(jnp.arange(keys.shape[-1]), keys.shape)
@@ -54,9 +63,19 @@ def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> tuple[Array,
     ),
 )
 def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
-    """Return the k largest or smallest elements along an axis, sorted, and their indices, int32, as PyTorch's `topk` on a GPU does.
+    """Return the k largest or smallest elements along an axis, sorted, as PyTorch's `topk` on a GPU does.
 
-    x: bfloat16, float16 or float32; else NotModelled is raised. k: at most the length of the axis. largest: False for the smallest.
+    Args:
+        x: bfloat16, float16 or float32.
+        k: Number of elements, at most the length of the axis.
+        axis: The axis.
+        largest: The largest elements; else the smallest.
+
+    Returns:
+        The elements, and their indices along the axis, int32.
+
+    Raises:
+        NotModelled: The dtype is another one.
     """
     x, keys = _rows("topk", x, axis)
     length = keys.shape[-1]

@@ -29,7 +29,11 @@ def to_dict(recipe: KernelRecipe) -> dict[str, Any]:
 
 
 def from_dict(data: Any) -> KernelRecipe:
-    """Convert a dict of `to_dict` to its kernel recipe. Raises ValueError for another kind or version, or an unknown name or value."""
+    """Convert a dict of `to_dict` to its kernel recipe.
+
+    Raises:
+        ValueError: another kind or version, or an unknown name or value.
+    """
     data = check_saved("a kernel recipe", data, KIND, VERSION, ("a", "b", "out", "cast", "unit", *PARTS))
     unit = data["unit"]
     if not isinstance(unit, dict) or len(unit) != 1 or next(iter(unit)) not in UNITS:

@@ -99,7 +99,10 @@ def merge_node(merge: Merge, slices: Node | None) -> Join:
 def unit_tree(unit: Steps | Lanes, slices: Slices, *, closing: bool = False) -> Node:
     """Return the tree of the sums of the slices, [S].
 
-    closing: lanes of a single chain close it too, so that programs are shared with those of several.
+    Args:
+        unit: The unit that adds the products of a slice.
+        slices: The slices of K.
+        closing: Lanes of a single chain close it too, so that programs are shared with those of several.
     """
     if isinstance(unit, Steps):
         order = step_order(unit, slices)

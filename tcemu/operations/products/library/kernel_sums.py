@@ -93,9 +93,13 @@ def round_through(fmt: Format | None, total: Array) -> Array:
 
 
 def apply_epilogue(plan: EpiloguePlan, total: Array, operands: EpilogueOperands, flags: EpilogueFlags | None = None) -> Array:
-    """Computes the codes of the result from a total and its operands, f32 codes that broadcast against the total [..., M, N].
+    """Computes the codes of the result.
 
-    flags: roundings as data; None: those of `plan`, static.
+    Args:
+        plan: The static part of the epilogue.
+        total: f32 codes [..., M, N].
+        operands: f32 codes that broadcast against the total.
+        flags: Roundings as data; None: those of `plan`, static.
     """
     once, plus_zero, narrow = plan.flags if flags is None else flags
     for factor in operands.factors[:-1]:
