@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from tcemu.engine.arithmetic.fma import add
@@ -87,24 +88,14 @@ def _decode_tensor(amax: Array) -> tuple[Array, ...]:
     return (divide(amax, NVFP4_RANGE, F32),)
 
 
-def _encode_tensor(amax: Array) -> tuple[Array, ...]:
-    encode = divide(NVFP4_RANGE, amax, F32)
-    return divide(ONE, encode, F32), encode
-
-
-def _encode_tensor_at_least_tiny(amax: Array) -> tuple[Array, ...]:
-    encode = divide(NVFP4_RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
+def _encode_tensor(amax: Array, least: np.uint32 = ZERO) -> tuple[Array, ...]:
+    encode = divide(NVFP4_RANGE, jnp.maximum(amax, least), F32)
     return divide(ONE, encode, F32), encode
 
 
 def _torchao_block(amax: Array, tensor: Array) -> tuple[Array, Factor]:
     code, value = _ue4m3(_clamp(divide(divide(amax, SIX, F32), tensor, F32), 2.0**-6))
     return code, Factor(divide(divide(ONE, tensor, F32), value, F32), False)
-
-
-def _single_level_block(amax: Array, tensor: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(_clamp(divide(amax, SIX, F32), 2.0**-6))
-    return code, Factor(divide(ONE, value, F32), False)
 
 
 def _approximate_block(flush: bool, guard: str, amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
@@ -140,8 +131,9 @@ def _compressed_tensors_block(amax: Array, tensor: Array, encode: Array) -> tupl
     return code, Factor(divide(value, encode, F32), True)
 
 
-def _plain_block(divides: bool, amax: Array, tensor: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(divide(amax, SIX, F32))
+def _single_level_block(amax: Array, tensor: Array, *, divides: bool = False, clamps: bool = False) -> tuple[Array, Factor]:
+    sixth = divide(amax, SIX, F32)
+    code, value = _ue4m3(_clamp(sixth, 2.0**-6) if clamps else sixth)
     return code, Factor(value, True) if divides else Factor(divide(ONE, value, F32), False)
 
 
@@ -156,9 +148,10 @@ TWO_LEVELS = {
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
     "torchao 0.18": TwoLevelSteps(_decode_tensor, _torchao_block,
         "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"),
-    "one level, division": TwoLevelSteps(_unit_tensor, partial(_plain_block, True), "s = block amax / 6; x / s"),
-    "one level, reciprocal": TwoLevelSteps(_unit_tensor, partial(_plain_block, False), "s = block amax / 6; x * (1 / s)"),
-    "one level": TwoLevelSteps(_unit_tensor, _single_level_block, "s = clamp(block amax / 6, 2^-6, 448); x * (1 / s)"),
+    "one level, division": TwoLevelSteps(_unit_tensor, partial(_single_level_block, divides=True), "s = block amax / 6; x / s"),
+    "one level, reciprocal": TwoLevelSteps(_unit_tensor, _single_level_block, "s = block amax / 6; x * (1 / s)"),
+    "one level": TwoLevelSteps(_unit_tensor, partial(_single_level_block, clamps=True),
+        "s = clamp(block amax / 6, 2^-6, 448); x * (1 / s)"),
     "rcp.approx, fast math": TwoLevelSteps(_encode_tensor, partial(_approximate_block, True, "amax"),
         "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for block amax 0; all .ftz"),
     "rcp.approx": TwoLevelSteps(_encode_tensor, partial(_approximate_block, False, "rounded"),
@@ -171,7 +164,7 @@ TWO_LEVELS = {
         "g = 2688 / amax; s = clamp((block amax / 6) * g, 2^-16, 448); x * (g / s)"),
     "mslk, reciprocals": TwoLevelSteps(_encode_tensor, partial(_mslk_block, False),
         "g = 2688 / amax; s = clamp(block amax * (1 / 6) * g, 2^-16, 448); x * (g / s)"),
-    "compressed-tensors": TwoLevelSteps(_encode_tensor_at_least_tiny, _compressed_tensors_block,
+    "compressed-tensors": TwoLevelSteps(partial(_encode_tensor, least=MIN_NORMAL), _compressed_tensors_block,
         "g = 2688 / max(amax, 2^-126); s = g * (block amax / 6), 0.125 for s = 0; x / (s / g)"),
 }  # fmt: skip
 
