@@ -17,7 +17,7 @@ from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F16, F32, UE4M3, Format
 from tcemu.operations.quantize.scale_factors import INFINITY, MAX_F32, MIN_NORMAL, ONE, SIGN, ZERO, Factor, f32_code
-from tcemu.operations.quantize.scale_rules import NVFP4_RANGE, RULES, SIX, SIXTH
+from tcemu.operations.quantize.scale_rules import NVFP4_RANGE, RULES, SIX, SIXTH, decode_tensor, encode_scale
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,6 @@ def _clamp(x: Array, low: float, high: float = 448.0) -> Array:
     return jnp.where(x > INFINITY, x, jnp.clip(x, f32_code(low), f32_code(high)))
 
 
-def _decode_tensor(amax: Array) -> tuple[Array, ...]:
-    return (divide(amax, NVFP4_RANGE, F32),)
-
-
 def _encode_tensor(amax: Array, least: np.uint32 = ZERO) -> tuple[Array, ...]:
     encode = divide(NVFP4_RANGE, jnp.maximum(amax, least), F32)
     return divide(ONE, encode, F32), encode
@@ -146,7 +142,7 @@ TWO_LEVELS = {
         "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"),
     "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
-    "torchao 0.18": TwoLevelSteps(_decode_tensor, _torchao_block,
+    "torchao 0.18": TwoLevelSteps(decode_tensor, _torchao_block,
         "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"),
     "one level, division": TwoLevelSteps(_unit_tensor, partial(_single_level_block, divides=True), "s = block amax / 6; x / s"),
     "one level, reciprocal": TwoLevelSteps(_unit_tensor, _single_level_block, "s = block amax / 6; x * (1 / s)"),
@@ -213,13 +209,9 @@ class FourOverSixScale:
             "at most 448; x * min(1 / (s * (1 / g)), largest f32)"
         )
 
-    def _encode(self, tensor_amax: Array) -> Array:
-        encode = jnp.minimum(divide(f32_code(6 * self.largest), tensor_amax, F32), MAX_F32)
-        return jnp.where((tensor_amax == 0) | (encode == 0), ONE, encode)
-
     def tensor_scale(self, tensor_amax: Array) -> Array:
         """Return the stored scale of the tensor, an f32 code."""
-        return divide(ONE, self._encode(tensor_amax), F32)
+        return divide(ONE, encode_scale(f32_code(6 * self.largest), tensor_amax), F32)
 
     def quantize_blocks(self, x: Array, amax: Array, element: Format, tensor_amax: Array) -> tuple[Array, Array]:
         """Quantise blocks.
@@ -233,7 +225,7 @@ class FourOverSixScale:
         Returns:
             The scales, ue4m3 codes [..., 1], and the elements' codes [..., block].
         """
-        encode = self._encode(tensor_amax)
+        encode = encode_scale(f32_code(6 * self.largest), tensor_amax)
         base = multiply(divide(amax, SIX, F32), encode, F32)
         candidates = []
         for factor in (1.5, 1.0):

@@ -30,6 +30,7 @@ from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_pl
 from tcemu.operations.functional.torch_cuda.reductions import (
     BATCH_NORM,
     CHANNELS_LAST,
+    DEVICE,
     REDUCTIONS,
     Parts,
     reduce_tree_values,
@@ -106,7 +107,8 @@ def _last_moments(codes: Array) -> Parts:
     parts = tree_moments(CHANNELS_LAST, last_tree(*codes.shape), codes)
     while parts[0].codes.shape[0] > 1:
         half = parts[0].codes.shape[0] // 2
-        parts = BATCH_NORM.join(*(tuple(Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None))))  # type: ignore[arg-type]
+        first, second = ((Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None)))
+        parts = BATCH_NORM.join(DEVICE, tuple(first), tuple(second))
     return parts
 
 

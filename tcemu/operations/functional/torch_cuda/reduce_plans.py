@@ -216,13 +216,3 @@ def thread_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -
 def is_vectorised_norm(columns: int) -> bool:
     """Return whether layer norm's kernel loads vectors of a row."""
     return columns % NORM_VECTOR == 0
-
-
-def norm_places(columns: int, *, vectorised: bool) -> np.ndarray:
-    """Return the elements of a row that each thread takes: 128 threads of layer norm that load vectors, else one or 16 warps of group norm.
-
-    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/layer_norm_kernel.cu and block_reduce.cuh.
-    """
-    if vectorised:
-        return strided_places(columns, NORM_THREADS, NORM_VECTOR)
-    return strided_places(columns, WARP if columns < MAX_THREADS else MAX_THREADS)
