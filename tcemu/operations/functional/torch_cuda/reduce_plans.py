@@ -146,7 +146,7 @@ def reduce_tree(call: ReduceCall, shift: int = 0) -> Node:
     launch = reduce_launch(call)
     blocks, height, width = launch.blocks, launch.height, launch.width
     threads = blocks * height * width
-    places = _vector_places(call, threads, shift) if launch.vectorised else _strided_places(call, threads)
+    places = _vector_places(call, threads, shift) if launch.vectorised else unrolled_places(call.terms, threads, call.unrolled)
     places = places.astype(np.int32).reshape(len(places), blocks, height, width, -1)
     if blocks == 1:
         return _block_sum(places[:, 0])
@@ -163,11 +163,9 @@ def _block_sum(places: np.ndarray) -> Node:
     return Join(Join(Join(Chain(places)), "folded"), "folded")
 
 
-def _strided_places(call: ReduceCall, threads: int) -> np.ndarray:
-    """Return the terms [T, threads, unrolled] of threads that load single elements."""
-    turns = -(-call.terms // (threads * call.unrolled))
-    numbers = np.arange(turns * call.unrolled * threads).reshape(turns, call.unrolled, threads).swapaxes(1, 2)
-    return np.where(numbers < call.terms, numbers, EMPTY)
+def unrolled_places(terms: int, threads: int, unrolled: int) -> np.ndarray:
+    """Return the terms [T, threads, unrolled] of threads that load single elements into accumulators in turn."""
+    return strided_places(terms, threads * unrolled).reshape(-1, unrolled, threads).swapaxes(1, 2)
 
 
 def _vector_places(call: ReduceCall, threads: int, shift: int) -> np.ndarray:

@@ -125,6 +125,22 @@ def reduce_tree_values(kind: str | Reduction, tree: Node, *elements: Array) -> A
     return evaluate(tree, TermSums(how, tuple(_with_padding(x, how.padding) for x in elements)))
 
 
+def compute_by_shift(compute: Callable[[int, Array], Array], codes: Array, vector: int) -> Array:
+    """Compute the sums of the columns of codes [terms, outputs], which lie one after the other in memory; those that begin alike together.
+
+    Args:
+        compute: Computes the sums of some columns, given the number of elements by which their first term lies after a vector's boundary.
+        codes: The codes.
+        vector: Elements of a vector.
+    """
+    terms, outputs = codes.shape
+    period = min(vector // int(np.gcd(vector, max(terms, 1))), outputs)
+    if period <= 1:
+        return compute(0, codes)
+    found = [compute(first * terms % vector, codes[:, first::period]) for first in range(period)]
+    return jnp.concatenate(found)[np.argsort(np.concatenate([np.arange(first, outputs, period) for first in range(period)]))]
+
+
 def _with_padding(elements: Array, padding: np.uint32) -> Array:
     return jnp.concatenate([elements, jnp.full((1, *elements.shape[1:]), padding)])
 
