@@ -20,6 +20,7 @@ import numpy as np
 
 from tcemu.base.errors import NotModelled
 from tcemu.base.intervals import LEVEL
+from tcemu.base.plain_values import to_plain
 from tcemu.base.provenance import Provenance, function_name
 from tcemu.base.records import check_choice, check_positive_integers
 from tcemu.base.results import Result, Table
@@ -452,7 +453,7 @@ class Attribution(Result):
         )
         facts = {
             "reported": {name: list(ends) for name, ends in self.reported.items()}, **self.conditions,
-            "intervals": {"differing": RATE_METHOD, "largest": LARGEST_METHOD}, "provenance": self.provenance.to_dict(),
+            "intervals": {"differing": RATE_METHOD, "largest": LARGEST_METHOD}, "provenance": to_plain(self.provenance),
         }  # fmt: skip
         return Table(self._title(), (*columns, "reason"), rows, facts)
 

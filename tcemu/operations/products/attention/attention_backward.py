@@ -142,7 +142,7 @@ def _gradients(
         return dq, (jnp.swapaxes(dk, -1, -2), dv, None if operands.bias is None else ds)
 
     size, count = settings.block_k, settings.blocks
-    turns = blocks, *(jnp.moveaxis(split_rows(x, size, count), 2, 0) for x in (operands.k, operands.v))
+    turns: Any = blocks, *(jnp.moveaxis(split_rows(x, size, count), 2, 0) for x in (operands.k, operands.v))
     start, *_ = match_varying_axes(jnp.zeros(operands.q.shape, jnp.float32), *jax.tree.leaves((operands, result, cotangents)))
     dq, (dk, dv, ds) = lax.scan(step, start, turns)
     dk, dv = (_join_key_blocks(x, settings.keys, 2) for x in (dk, dv))
