@@ -18,8 +18,9 @@ from jax.typing import ArrayLike
 from tcemu.base.errors import NotModelled
 from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.product_kernels import TorchProduct, check_product, tensor_core
-from tcemu.operations.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
+from tcemu.operations.products.library.kernel_matmul import matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Slices
+from tcemu.operations.products.recipe_kinds import ProductOperands
 from tcemu.uses.replay.torch_products import matmul
 
 FEW_CHANNELS, MANY_CHANNELS = 320, 768  # of the output: up to the first no tensor core was seen in 16 bits, from the second on one
@@ -74,7 +75,7 @@ def patch_convolution(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = 
     recipe = KernelRecipe(
         factors, factors, call.format, tensor_core(call) if with_tensor_core else Lanes(), Slices.single(a.shape[1]), epilogue=epilogue
     )
-    y = matmul_with_kernel(recipe, KernelOperands(a, b, added, None, None), x.dtype)
+    y = matmul_with_kernel(recipe, ProductOperands(a, b, added), x.dtype)
     return y.reshape(batch, rows, columns, outputs).transpose(0, 3, 1, 2)
 
 
@@ -114,7 +115,7 @@ def grouped_matmul(x: ArrayLike, weights: ArrayLike, offsets: Any, *, transposed
             continue
         rows = x[start:stop]
         if recipe is not None:
-            parts.append(matmul_with_kernel(recipe, KernelOperands(rows, weights[expert], None, None, None), x.dtype))
+            parts.append(matmul_with_kernel(recipe, ProductOperands(rows, weights[expert]), x.dtype))
         else:
             parts.append(matmul(rows, weights[expert], transposed_b=transposed_b, **options))
     return jnp.concatenate(parts) if parts else jnp.zeros((0, call.n), x.dtype)
