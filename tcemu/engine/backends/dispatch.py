@@ -89,23 +89,14 @@ def multiply_matrices(
     *,
     by_columns: bool = False,
 ) -> Array:
-    """Computes D = A·B + C on matrices of raw codes.
+    """Computes D = A·B + C on matrices of raw codes and returns codes of `spec.d`, [..., M, N].
 
-    Args:
-        model: The arithmetic.
-        spec: The formats and modes of the instruction.
-        a: Codes [..., M, K]. K is a multiple of `spec.k`, not 0 (any number but 0 for a model with fraction_bits=None and no chain).
-        b: Codes [..., K, N]; leading axes broadcast. f64 codes have a trailing axis of two words.
-        c: Codes [..., M, N].
-        scales: Codes of `spec.scale`, [..., M, S] for A and [..., S, N] for B, each for K / S products along K; None if there are none.
-        by_columns: B is the transposition of an array [..., N, K]. A backend that reads columns as they lie then saves a copy.
+    a: codes [..., M, K], K a multiple of `spec.k`, not 0 (any number but 0 for a model with fraction_bits=None and no chain); b: [..., K,
+    N]; c: [..., M, N]. Leading axes broadcast, and f64 codes have a trailing axis of two words. scales: codes of `spec.scale`, [..., M, S]
+    for A and [..., S, N] for B, each for K / S products along K; None if there are none. by_columns: B is the transposition of an array
+    [..., N, K]; a backend that reads columns as they lie then saves a copy.
 
-    Returns:
-        Codes of `spec.d`, [..., M, N].
-
-    Raises:
-        ValueError: The model's arithmetic is not defined for the instruction.
-        Unsupported: As `multiply_registers`.
+    Raises ValueError where the model's arithmetic is not defined for the instruction, and Unsupported as `multiply_registers`.
     """
     a, b, c = jnp.asarray(a), jnp.asarray(b), jnp.asarray(c)
     words = (2,) * (spec.a.words - 1)

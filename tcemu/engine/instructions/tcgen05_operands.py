@@ -295,19 +295,9 @@ def element_operands(
 ) -> dict[str, Any]:
     """Return what one element of D of an mma is computed from, as arguments of `tcemu.explain` with `codes=True`.
 
-    Args:
-        described: What the instruction descriptor says.
-        row: Row of D.
-        column: Column of D.
-        shared: uint32[words]; with cta_group::2 uint32[2, words].
-        tmem: uint32[128, columns] before the product; with cta_group::2 uint32[2, 128, columns].
-        **operands: The operands by the names of `tcgen05.mma`, without those of masks of lanes.
-
-    Returns:
-        Codes `a_row`, `b_col` and `c`; with sparsity `e`, with block scales `scale_a` and `scale_b`.
-
-    Raises:
-        ValueError: D has no such element.
+    These are the codes `a_row`, `b_col` and `c`; with sparsity `e`, with block scales `scale_a` and `scale_b`. shared, tmem: before the
+    product, as in `tcgen05.mma`, without batch axes; operands: by the names of `tcgen05.mma`, without those of masks of lanes. Raises
+    ValueError where D has no such element.
     """
     op = described.product
     if not (0 <= row < op.m and 0 <= column < op.n):

@@ -230,14 +230,9 @@ def mma_fragment(
 ) -> Fragment:
     """Return the fragment of one operand of `mma`, `mma.sp` or `wgmma`, whether or not an instruction of this shape exists.
 
-    Args:
-        operand: "a" (matrix M x K), "b" (K x N), "c" or "d" (M x N).
-        shape: (m, n, k).
-        bits: Width of an element's container in its register (8 for .e2m1 of .kind::f8f6f4).
-        volta: "row" or "col", the layout of A or B of m8n8k4 .f16. Its fragments have a leading axis of four products. No other fragment
-            depends on the layout.
-        warps: 4 for wgmma.
-        sparse: True if A is the stored M x K/2.
+    operand: "a" (matrix M x K), "b" (K x N), "c" or "d" (M x N); shape: (m, n, k); bits: width of an element's container in its register (8
+    for .e2m1 of .kind::f8f6f4); volta: "row" or "col", the layout of A or B of m8n8k4 .f16, whose fragments have a leading axis of four
+    products (no other fragment depends on the layout); warps: 4 for wgmma; sparse: A is the stored M x K/2.
 
     Raises ValueError for an operand, layout or size that no fragment has. Source: PTX ISA 9.7.14.5.1-13, 9.7.14.6.2, 9.7.15.5.1.1.
     """

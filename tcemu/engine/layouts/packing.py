@@ -38,19 +38,11 @@ def container(fmt: Format, kind: str | None = None) -> Container:
 
 
 def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None = None, shift: int = 0) -> jax.Array:
-    """Unpack registers into codes; element 0 is in the lowest bits.
+    """Unpack registers uint32[..., n] into codes [..., n * 32 / container_bits] of dtype `fmt.dtype`; element 0 is in the lowest bits.
 
-    Args:
-        registers: uint32[..., n]. Bits outside the codes are ignored.
-        fmt: Format of the codes.
-        container_bits: Width of an element's container; by default that of `container(fmt)`.
-        shift: Lowest bit of the code in its container.
-
-    Returns:
-        Codes [..., n * 32 / container_bits] of dtype `fmt.dtype`. For f64: uint32[..., n / 2, 2], low word first, in the registers' order.
-
-    Raises:
-        TypeError, ValueError: Another dtype; no such container in a register, or an odd n for f64.
+    Bits outside the codes are ignored. Codes of f64 are uint32[..., n / 2, 2], low word first, in the registers' order. container_bits:
+    width of an element's container, None: that of `container(fmt)`; shift: lowest bit of the code in it. Raises TypeError for another
+    dtype, ValueError where a register has no such container, or for an odd n and f64.
     """
     if registers.dtype != jnp.uint32:
         raise TypeError(f"registers: expected uint32[..., n], got dtype {registers.dtype}")

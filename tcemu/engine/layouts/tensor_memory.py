@@ -47,11 +47,9 @@ MOVE_REGISTERS = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx
 def move_cells(tile: str, num: int, split_offset: int = 0, *, packed: bool = False) -> Cells:
     """Return the cells of the registers of tcgen05.ld and .st, [32 threads, registers].
 
-    Args:
-        tile: Shape, such as "16x64b".
-        num: Repetitions, 1 for .x1.
-        split_offset: immHalfSplitoff of 16x32bx2: columns by which threads 16 to 31 lie behind the others.
-        packed: .pack::16b or .unpack::16b: a register holds the low halves of two cells, [32, registers, 2], the low half first.
+    tile: shape, such as "16x64b"; num: repetitions, 1 for .x1; split_offset: immHalfSplitoff of 16x32bx2, columns by which threads 16 to 31
+    lie behind the others; packed: .pack::16b or .unpack::16b, a register holds the low halves of two cells, [32, registers, 2], the low
+    half first.
     """
     row, registers = MOVES[tile], MOVE_REGISTERS[tile] * num
     index = {"t": np.arange(THREADS)[:, None], "r": np.arange(registers)[None, :]}
