@@ -89,5 +89,9 @@ def list_publications(*texts: str) -> tuple[Publication, ...]:
 
 
 def make_bibtex(*texts: str) -> str:
-    """Return BibTeX entries of this package and of the publications that texts, such as `Evidence.source` and `Recipe.source`, name."""
+    """Return BibTeX entries of this package and of the publications that texts name.
+
+    Args:
+        texts: Texts such as `Evidence.source` and `Recipe.source`.
+    """
     return "\n\n".join(row.entry for row in dict.fromkeys((THIS_PACKAGE, *list_publications(*texts))))

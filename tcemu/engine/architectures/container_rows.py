@@ -78,7 +78,12 @@ PADDED_SCALES = frozenset(fmt for row in ROWS if row.place == SCALES for fmt in 
 
 
 def decoded_op(op: MatrixMultiply, target: str) -> MatrixMultiply:
-    """Return the instruction in whose formats a target decodes the registers of A and B: `op`, where padding is ignored."""
+    """Return the instruction in whose formats a target decodes the registers of A and B: `op`, where padding is ignored.
+
+    Args:
+        op: The instruction.
+        target: Target, as `tcemu.engine.isa.targets.resolve_target` returns it.
+    """
     if not isinstance(op, Mma) or op.kind not in CONTAINERS:
         return op
     read_as = {fmt: row.read_as for row in ROWS if row.place == REGISTERS and target in row.targets and row.read_as for fmt in row.formats}

@@ -87,9 +87,18 @@ def evidence(op: str | Instruction, target: str) -> Evidence:
 
 
 def require_evidence(op: str | Instruction, target: str, least: str) -> None:
-    """Raise NotModelled unless the evidence of an instruction's arithmetic is of a level of `evidence.LEVELS`, or of a better one.
+    """Raise an error unless the arithmetic of an instruction is known well enough.
 
-    Raises Unsupported where PTX does not give `op` to `target`, and ValueError for a level that there is not.
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+        least: A level of evidence: that one or a better one is required. The levels, the best first, are those of
+            `tcemu.engine.architectures.evidence.LEVELS`.
+
+    Raises:
+        NotModelled: The evidence is of a lower level, or no arithmetic is known.
+        Unsupported: PTX does not give `op` to `target`.
+        ValueError: There is no such level.
     """
     levels = tuple(LEVELS)
     if least not in levels:
@@ -123,7 +132,11 @@ class Arithmetic(NamedTuple):
 
 
 def change_model(model: Model, words: str) -> Model:
-    """Return a model with the changes that a `model=` in words states, or raise ValueError."""
+    """Return a model with the changes that a `model=` in words states.
+
+    Raises:
+        ValueError: The words are no changes of a model.
+    """
     try:
         return what_if(model, words)
     except ValueError as error:
@@ -133,8 +146,17 @@ def change_model(model: Model, words: str) -> Model:
 def resolve_arithmetic(op: str | Instruction, target: str, model: Model | str | None = None, *, toolkit: str | None = None) -> Arithmetic:
     """Return the arithmetic of `op` on `target`: the target's own, or the given model in its place.
 
-    model: also changes of the target's own in words, such as "fraction_bits=13,terms=8"; toolkit: as in `get_model`, as are the errors.
-    Raises TypeError where `model` is no Model, and ValueError where its results cannot be those of `op`.
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+        model: Model to use instead of the target's own, or changes of that one in words, such as "fraction_bits=13,terms=8"; None: its own.
+        toolkit: As in `get_model`.
+
+    Raises:
+        Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
+        NotModelled: The target's arithmetic is unknown and no model is given.
+        TypeError: `model` is no Model.
+        ValueError: The results of `model` cannot be those of `op`.
     """
     target = resolve_target(target)
     op = require_product(check(op, target))
@@ -162,7 +184,13 @@ def resolve_arithmetic(op: str | Instruction, target: str, model: Model | str | 
 
 @lru_cache(maxsize=65536)
 def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> ModelRow:
-    """Return the row that says how `target` computes `op`; arguments and errors are those of `get_model`."""
+    """Return the row that says how `target` computes `op`; the arguments are those of `get_model`.
+
+    Raises:
+        Unsupported: `op` computes nothing, or the target is unknown.
+        NotModelled: No row fits.
+        ValueError: The toolkit is unknown.
+    """
     if toolkit not in (None, *TOOLKITS):
         raise ValueError(f"toolkit={toolkit!r}: expected one of {', '.join(TOOLKITS)}, or None")
     op = require_product(op)

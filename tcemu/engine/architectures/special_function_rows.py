@@ -62,7 +62,11 @@ ROWS = (
 
 
 def function_name(opcode: str) -> str:
-    """Return the function of an opcode: "ex2" for "ex2.approx.ftz.f32", "ex2.f16" for "ex2.approx.f16x2". Raises ValueError."""
+    """Return the function of an opcode: "ex2" for "ex2.approx.ftz.f32", "ex2.f16" for "ex2.approx.f16x2".
+
+    Raises:
+        ValueError: The opcode is no approximate instruction.
+    """
     name, *parts = opcode.split(".")
     element = parts[-1].removesuffix("x2") if parts else ""
     if name == "div" and parts and parts[0] in ("approx", "full"):

@@ -49,8 +49,11 @@ LEAST, ROUNDER, SIGN = 0xC2FE0000, 0x4B400000, 0x80000000  # -127; 2^23 + 2^22, 
 def exp2_polynomial(codes: Array) -> Array:
     """Compute 2^x as FlashAttention 4 does on the units for multiply-adds: a range reduction of Cody and Waite, and a cubic polynomial.
 
-    Each operation rounds to f32, and subnormal codes are zeros, as with `.ftz`. The integer part of x is added to the exponent field of the
-    polynomial's value without regard to the range, so that x must lie below 128. Below -127, and for NaN, the result is 0.
+    Each operation rounds to f32. The integer part of x is added to the exponent field of the polynomial's value without regard to the
+    range, so that x must lie below 128. Below -127, and for NaN, the result is 0.
+
+    Args:
+        codes: f32 codes. Subnormals are zeros, as with `.ftz`.
     """
     codes = jnp.where(codes & 0x7F800000 == 0, codes & jnp.uint32(SIGN), codes)
     x = lax.bitcast_convert_type(codes, jnp.float32)

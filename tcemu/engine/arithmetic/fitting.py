@@ -16,9 +16,17 @@ def needs_whole_instructions(model: Model, spec: ProductSpec) -> bool:
 def specialize(model: Model, spec: ProductSpec, block: int | None) -> tuple[Model, ProductSpec]:
     """Brings a model and a product to the form in which steps are computed.
 
-    block: products that share a block scale; None where there are no scales. Returns the model with the instruction's own rounding, if it
-    states one, and the spec with the formats that are multiplied. That spec names no family, so that the programs of equal arithmetics are
-    shared. Raises ValueError where the model's arithmetic is not defined for the instruction.
+    Args:
+        model: The arithmetic.
+        spec: The instruction's formats and modes.
+        block: Products that share a block scale; None where there are no scales.
+
+    Returns:
+        The model with the instruction's own rounding, if it states one, and the spec with the formats that are multiplied. That spec names
+        no family, so that the programs of equal arithmetics are shared.
+
+    Raises:
+        ValueError: The model's arithmetic is not defined for the instruction.
     """
     _check(model, spec, block)
     if spec.rounding is not None:

@@ -50,7 +50,11 @@ def _column(coefficients: tuple[int, ...], x: Array) -> Array:
 
 
 def log_f32(codes: Array) -> Array:
-    """Compute the natural logarithm as libdevice's `__nv_logf` does. Subnormal f32 codes are scaled, not flushed; log 0 is -Inf."""
+    """Compute the natural logarithm as libdevice's `__nv_logf` does.
+
+    Args:
+        codes: f32 codes. Subnormals are scaled, not flushed. A negative number gives NaN; zeros give -Inf.
+    """
     small = less_f32(codes, jnp.full_like(codes, LEAST_NORMAL))
     x = jnp.where(small, multiply_f32(codes, jnp.full_like(codes, TWO_TO_23)), codes)
     exponent_bits = (x - LOG_BASE) & EXPONENT_BITS

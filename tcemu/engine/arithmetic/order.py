@@ -62,9 +62,12 @@ class Order:
         return self.groups == 1 and k % self.step_size(k) == 0
 
     def arrange(self, products: Any, k: int, axis: int) -> Any:
-        """JAX or NumPy arrays with K, whole instructions, at a negative `axis`, brought into the order of the steps.
+        """Bring K into the order of the steps. The last step of a group is filled with zeros, which take no part.
 
-        The last step of a group is filled with zeros, which take no part.
+        Args:
+            products: NumPy or JAX array with K, whole instructions, at `axis`.
+            k: Products of an instruction.
+            axis: A negative number.
         """
         if self.is_arranged(k):
             return products

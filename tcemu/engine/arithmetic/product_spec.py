@@ -27,7 +27,11 @@ class ProductSpec(NamedTuple):
     family: str = ""  # the instruction's family, whose units compute natively; "" for a product that no instruction names
 
     def require_scale(self) -> Format:
-        """Return the format of the block scales, or raise ValueError."""
+        """Return the format of the block scales.
+
+        Raises:
+            ValueError: The product has no block scales.
+        """
         if self.scale is None:
             raise ValueError(f"a product of {self.a} and {self.b} without block scales")
         return self.scale

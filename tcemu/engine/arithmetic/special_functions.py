@@ -269,10 +269,16 @@ def _mufu_tanh(codes: Array) -> Array:
 
 
 def multiply_f32(a: Array, b: Array, flush: bool = False) -> Array:
-    """Multiply f32 codes, rounded once to nearest even; every NaN is the canonical one.
+    """Multiply f32 codes, rounded once to nearest even.
 
-    flush: subnormal operands and results are zeros, as with `.ftz`. A result is subnormal if it is below 2^-126 before the exponent is
-    bounded.
+    Args:
+        a: uint32 codes.
+        b: uint32 codes.
+        flush: Subnormal operands and results are zeros, as with `.ftz`. A result is subnormal if it is below 2^-126 before the exponent
+            is bounded.
+
+    Returns:
+        uint32 codes; every NaN is the canonical NaN.
     """
     a, b = jnp.broadcast_arrays(a, b)
     (m, i), (n, j) = (_significand(x, flush) for x in (a, b))
@@ -345,7 +351,12 @@ def _range_exponent(divisor: Array) -> Array:
 
 @compile_once(1)
 def ex2(codes: Array, flush: bool = False) -> Array:
-    """Compute 2^x as `ex2.approx.f32` does; f32 codes in and out. flush: `.ftz`, subnormal operands and results are zeros."""
+    """Compute 2^x as `ex2.approx.f32` does; f32 codes in and out.
+
+    Args:
+        codes: uint32 codes.
+        flush: True for `.ftz`: subnormal operands and results are zeros.
+    """
     if flush:
         return _mufu_ex2(codes)
     small = (codes > SIGN | _power_of_two(6) + 0x7C0000) & ~_is_nan(codes)  # below -126: half of it, and the square of the result
@@ -416,7 +427,10 @@ def cos(codes: Array, flush: bool = False) -> Array:
 def divide_approx(a: Array, b: Array, flush: bool = False) -> Array:
     """Compute a / b as `div.approx.f32` does: a times the reciprocal of b, both scaled where b is subnormal.
 
-    flush: `.ftz`: subnormal operands and results are zeros, and nothing is scaled.
+    Args:
+        a: uint32 codes.
+        b: uint32 codes.
+        flush: True for `.ftz`: subnormal operands and results are zeros, and nothing is scaled.
     """
     if flush:
         return multiply_f32(a, _mufu_rcp(b), flush=True)

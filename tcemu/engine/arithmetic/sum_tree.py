@@ -145,9 +145,11 @@ class Algebra(Addition):
         return np.where(mask.reshape(mask.shape + (1,) * (np.ndim(x) - mask.ndim)), x, y)
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
+        """Concatenate along an axis of the grid."""
         return np.concatenate(parts, axis)
 
     def move_first(self, sums: Any, axis: int) -> Any:
+        """Move an axis of the grid to the front."""
         return np.moveaxis(sums, axis, 0)
 
 
@@ -166,6 +168,7 @@ def evaluate(node: Node, algebra: Algebra) -> Any:
 
 
 def grid_shape(node: Node) -> tuple[int, ...]:
+    """Return the shape of the sums of a tree."""
     if isinstance(node, Chain):
         return node.grid if node.sums is None else (node.sums,)
     if isinstance(node, Concat):
@@ -279,7 +282,8 @@ def ordered_pairs(order: str, count: int, from_zero: bool = False) -> tuple[tupl
 def stages(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[Any, Any, bool], ...]:
     """Group pairs (to, from) into stages whose pairs share no sum.
 
-    A stage is two indices, numbers or slices where they are regular, and whether the first one has every sum that is read later.
+    Returns:
+        For each stage two indices, numbers or slices where they are regular, and whether the first one has every sum that is read later.
     """
     found: list[list[tuple[int, int]]] = []
     used: set[int] = set()
@@ -306,9 +310,13 @@ def _as_index(numbers: list[int]) -> Any:
 
 
 def join_as_data(join: Join, count: int, size: int, length: int = 0) -> Join:
-    """Return a join of `count` sums whose additions are data, so that programs for one size are shared.
+    """Return a join whose additions are data, so that programs for one size are shared.
 
-    size: sums that are given, of which further ones are not added; length: least number of additions.
+    Args:
+        join: The join.
+        count: Number of its sums.
+        size: Number of sums that are given: further ones are not added.
+        length: Least number of additions.
     """
     pairs = list(ordered_pairs(join.order, count, join.from_zero))
     pairs = [(size if to == count and join.from_zero else to, origin) for to, origin in pairs]

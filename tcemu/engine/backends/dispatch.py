@@ -72,8 +72,13 @@ EMULATORS = (  # in the order in which they are asked; kernels unless `tcemu.exe
 def multiply_registers(product: RegisterProduct, by_matrices: Program, operands: Any) -> Array:
     """Computes one instruction for each warp of a batch by kernels that take its registers, and by its matrices where there are none.
 
-    product: the instruction, its model, and how its operands lie in registers; by_matrices: takes the operands and computes the same by
-    `multiply_matrices`. Returns the registers of D, uint32.
+    Args:
+        product: The instruction, its model, and how its operands lie in registers.
+        by_matrices: Takes the operands and computes the same by `multiply_matrices`.
+        operands: The operands of `product`.
+
+    Returns:
+        The registers of D, uint32.
     """
     programs = {platform: program for platform, (_, program) in _emulating_programs("registers", product).items()}
     return call_kernel_by_platform(programs, by_matrices, operands)
@@ -89,14 +94,23 @@ def multiply_matrices(
     *,
     by_columns: bool = False,
 ) -> Array:
-    """Computes D = A·B + C on matrices of raw codes and returns codes of `spec.d`, [..., M, N].
+    """Computes D = A·B + C on matrices of raw codes.
 
-    a: codes [..., M, K], K a multiple of `spec.k`, not 0 (any number but 0 for a model with fraction_bits=None and no chain); b: [..., K,
-    N]; c: [..., M, N]. Leading axes broadcast, and f64 codes have a trailing axis of two words. scales: codes of `spec.scale`, [..., M, S]
-    for A and [..., S, N] for B, each for K / S products along K; None if there are none. by_columns: B is the transposition of an array
-    [..., N, K]; a backend that reads columns as they lie then saves a copy.
+    Args:
+        model: The arithmetic.
+        spec: The formats and modes of the instruction.
+        a: Codes [..., M, K]. K is a multiple of `spec.k`, not 0 (any number but 0 for a model with fraction_bits=None and no chain).
+        b: Codes [..., K, N]; leading axes broadcast. f64 codes have a trailing axis of two words.
+        c: Codes [..., M, N].
+        scales: Codes of `spec.scale`, [..., M, S] for A and [..., S, N] for B, each for K / S products along K; None if there are none.
+        by_columns: B is the transposition of an array [..., N, K]. A backend that reads columns as they lie then saves a copy.
 
-    Raises ValueError where the model's arithmetic is not defined for the instruction, and Unsupported as `multiply_registers`.
+    Returns:
+        Codes of `spec.d`, [..., M, N].
+
+    Raises:
+        ValueError: The model's arithmetic is not defined for the instruction.
+        Unsupported: As `multiply_registers`.
     """
     a, b, c = jnp.asarray(a), jnp.asarray(b), jnp.asarray(c)
     words = (2,) * (spec.a.words - 1)
@@ -114,10 +128,17 @@ def multiply_matrices(
 def multiply_promoted(
     model: Model, spec: ProductSpec, promotion: Promotion, operands: PromotedOperands, by_chunks: Callable[[PromotedOperands], Array]
 ) -> Array:
-    """Computes A·B as the f32 sum of promoted chunks of K, and returns f32 codes [..., M, N].
+    """Computes A·B as the f32 sum of promoted chunks of K.
 
-    promotion: the length of a chunk, and the shape of the blocks that share a scale; operands: codes and scales, K in whole chunks;
-    by_chunks: the same by one `multiply_matrices` a chunk, for platforms on which no backend promotes.
+    Args:
+        model: The arithmetic.
+        spec: The formats and modes of the instruction.
+        promotion: The length of a chunk, and the shape of the blocks that share a scale.
+        operands: Codes and scales, K in whole chunks.
+        by_chunks: The same by one `multiply_matrices` a chunk, for platforms on which no backend promotes.
+
+    Returns:
+        f32 codes [..., M, N].
     """
     model, operands = _match_axes((model, operands))
     product = PromotedProduct(model, spec, promotion, operands, by_chunks)
@@ -141,8 +162,14 @@ def move_words(op: Instruction, statement: Callable[[], StatementLaunch], emulat
 def choose_native(subject: str, native_program: Callable[[], Program], emulate: Program, *operands: Any) -> Array:
     """Computes natively where `tcemu.execution` chooses it and the native backend has a program, else by `emulate`.
 
-    subject: what is computed, for the message; native_program: returns the native program, or raises Unsupported; emulate: computes the
-    same on any platform. Raises Unsupported where `tcemu.execution` says "native", and there is no native program.
+    Args:
+        subject: What is computed, for the message.
+        native_program: Returns the native program, or raises Unsupported.
+        emulate: Computes the same on any platform.
+        *operands: The operands of both.
+
+    Raises:
+        Unsupported: `tcemu.execution` says "native", and there is no native program.
     """
     choice = current_execution()
     if choice in (EMULATED, PORTABLE):

@@ -22,6 +22,8 @@ from tcemu.engine.formats.number_formats import F32, Format
 
 
 class PlatformKernel(NamedTuple):
+    """The kernels of one platform."""
+
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
     finds_scales: bool  # they take a MagnitudeRequest too, and e4m3 as the source
@@ -72,8 +74,11 @@ def kernel_programs(
 ) -> dict[str, Callable[..., Array]]:
     """Returns programs by platform, as `call_by_platform` takes them, for the platforms whose kernel can run on these operands here.
 
-    by_kernel: function of the platform's name and further arguments; operands: they broadcast against each other to the shape of x;
-    of_scales: only platforms whose kernels find scales; is_cast: there are no scales, so only platforms where a kernel is then faster.
+    Args:
+        by_kernel: Function of the platform's name and further arguments.
+        *operands: Operands that broadcast against each other to the shape of x.
+        of_scales: Only platforms whose kernels find scales.
+        is_cast: There are no scales: only platforms where a kernel is then faster.
     """
     if current_execution() == PORTABLE:
         return {}
@@ -89,10 +94,14 @@ def kernel_programs(
 
 
 def round_elements(platform: str, request: ElementwiseRequest, codes: Array, scales: Array | None, depth: int | None = None) -> Array:
-    """Rounds by the kernel of a platform, a key of `KERNELS`: codes of the target [..., R, K].
+    """Rounds by a platform's kernel: codes of the target [..., R, K].
 
-    request: its depth is put in here; scales: codes [..., R or 1, groups along K] that broadcast along batch axes, or None; depth: elements
-    along K that share a scale; None: all.
+    Args:
+        platform: A key of `KERNELS`.
+        request: The request; its depth is put in here.
+        codes: Codes of x.
+        scales: Codes [..., R or 1, groups along K] that broadcast along batch axes; None: there are none.
+        depth: Elements along K that share a scale; None: all.
     """
     if scales is None:
         return call_batched(ElementwiseCall(platform, request), codes)
@@ -104,8 +113,12 @@ def round_elements(platform: str, request: ElementwiseRequest, codes: Array, sca
 def max_magnitudes(source: Format, depth: int | None, scale: ScaleRequest | None, platform: str, codes: Array) -> Array:
     """Returns the max magnitudes of groups along K, or their scales, by a platform's kernel: f32 codes [..., R, groups].
 
-    depth: elements of a group, None: all; scale: request for the scale of each, None: for the max magnitude; codes: of x [..., R, K] in the
-    format `source`, K not 0.
+    Args:
+        source: Format of the codes.
+        depth: Elements of a group; None: all.
+        scale: Request for the scale of each; None: for the max magnitude.
+        platform: A key of `KERNELS` that has a kernel for them.
+        codes: Codes of x [..., R, K], K not 0.
     """
     return call_batched(ElementwiseCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
 
@@ -123,7 +136,12 @@ def divide_f32(platform: str, x: Array, y: Array) -> Array:
 def multiply_codes(source: Format, target: Format, platform: str, x: Array, y: Array) -> Array:
     """x * y, rounded to nearest in f32 and then in the target, saturated.
 
-    source: of x, e4m3 or one of an `ElementwiseRequest`; platform: one whose kernel finds scales; y: f32 codes.
+    Args:
+        source: Format of x: e4m3, or one of an `ElementwiseRequest`.
+        target: Format of the result.
+        platform: A key of `KERNELS` that finds scales.
+        x: Codes of the source.
+        y: f32 codes; both broadcast against each other.
     """
     return _call_on_words(platform, ElementwiseRequest(source, target, True, 1, multiplied=True), x, y)
 

@@ -104,7 +104,10 @@ def divide_by_machine(x: Array, y: Array, *, flush: bool = False) -> Array:
 def correct_quotient(n: Array, d: Array, guess: Array) -> tuple[Array, Array]:
     """Returns n / d in [2^23, 2^24), rounded to the nearest integer, and what it lacks, in units of 1 / d.
 
-    n: modulo 2^32; d: in [2^23, 2^24); guess: an integer two units off at most.
+    Args:
+        n: The numerator modulo 2^32.
+        d: The denominator, in [2^23, 2^24).
+        guess: An integer two units off at most.
     """
     lost = lax.bitcast_convert_type(n - guess * d, jnp.int32)  # below 2^26 in size
     d = d.astype(jnp.int32)  # a quotient is never in the middle between two floats

@@ -344,7 +344,16 @@ def _widen_to_f32(source: Format, codes: Array) -> Array:
 
 
 def recode(source: Format, target: Format, codes: Array) -> Array:
-    """Convert codes as `convert` does, to nearest, but return them unchanged if the formats are equal, so that a NaN keeps its bits."""
+    """Convert codes as `convert` does, but return them unchanged if the formats are equal, so that a NaN keeps its bits.
+
+    Args:
+        source: Format of the codes.
+        target: Format of the result.
+        codes: Unsigned [...]; uint32[..., 2] for a 64-bit format.
+
+    Returns:
+        Codes of `target`, rounded to nearest even.
+    """
     return codes if source == target else convert(source, target, codes)
 
 
@@ -364,7 +373,16 @@ def nan_code(fmt: Format) -> int:
 
 
 def round_from_f32(target: Format, saturate: bool, codes: Array) -> Array:
-    """Convert f32 codes as `convert` does, to nearest, in fewer operations. The target has subnormals, and f32 can represent it."""
+    """Convert f32 codes to a float format that f32 can represent, in fewer operations than `convert`, rounded to nearest even.
+
+    Args:
+        target: Format of the result, with subnormals.
+        saturate: As in `convert`.
+        codes: f32 codes [...].
+
+    Returns:
+        Codes of `target` [...], as `convert` returns them.
+    """
     drop, negative = F32.mantissa_bits - target.mantissa_bits, codes >> 31 != 0
     magnitude = codes & np.uint32((1 << 31) - 1)
     if drop == 0:

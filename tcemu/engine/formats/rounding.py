@@ -81,9 +81,16 @@ def _stochastic_up(rest: Array, random: Array | None) -> Array:
 
 
 def overflows_to_infinity(negative: Array, rounding: Rounding) -> Array:
-    """Return True where the rounding takes a magnitude above the largest finite value to Inf. Source: IEEE 754-2019, 7.4.
+    """Return True where the rounding takes a magnitude above the largest finite value to Inf.
 
-    negative: the sign of the number; rounding: as in `round_magnitude`.
+    Args:
+        negative: bool [...]: the sign of the number.
+        rounding: One of CONVERSION_ROUNDINGS, or a traced int32 index into ROUNDINGS.
+
+    Returns:
+        bool [...].
+
+    Source: IEEE 754-2019, 7.4.
     """
     by_mode = (jnp.ones_like(negative), jnp.zeros_like(negative), negative, ~negative, jnp.ones_like(negative))
     if isinstance(rounding, str):

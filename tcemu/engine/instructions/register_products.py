@@ -30,10 +30,20 @@ class Family(NamedTuple):
 def compute_registers(
     arithmetic: Arithmetic, family: Family, operands: Any, statement: Callable[[], StatementLaunch], op: MatrixMultiply | None = None
 ) -> Array:
-    """Compute one instruction for each warp of a batch and return the registers of D, uint32.
+    """Compute one instruction for each warp of a batch.
 
-    operands: the family's bound operands, a pytree; statement: makes those of the PTX statement, or raises Unsupported; op: the instruction
-    whose compiled emulation serves this one too. Raises Unsupported as `choose_native`.
+    Args:
+        arithmetic: The instruction, and its model on a target.
+        family: The functions that bring its operands into matrices and registers.
+        operands: The family's bound operands, a pytree.
+        statement: Makes the operands of the PTX statement; raises Unsupported where it cannot.
+        op: The instruction whose compiled emulation serves this one too; None: itself.
+
+    Returns:
+        The registers of D, uint32.
+
+    Raises:
+        Unsupported: `tcemu.execution` says "native", and the GPU has no instruction of this arithmetic.
     """
     decoded, clamped, model = arithmetic.decoded_op, arithmetic.clamped_metadata, arithmetic.model
     product = RegisterProduct(arithmetic.op, model, clamped, operands, family.forms, statement, decoded)

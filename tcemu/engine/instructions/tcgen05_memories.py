@@ -43,6 +43,7 @@ class TensorMemory(NamedTuple):
         return cls(value.reshape(*value.shape[: -3 if ctas == 2 else -2], -1), ctas, value.shape[-1])
 
     def indices(self, address: Any, lane: Any, column: Any, cta: Any) -> Any:
+        """Return the indices of cells that are counted from an address."""
         return cell_indices(address, lane, column, cta, self.columns)
 
     def load(self, indices: Any) -> Array:
@@ -59,6 +60,7 @@ class TensorMemory(NamedTuple):
 
 
 def check_tensor_memory(tmem: ArrayLike, ctas: int, target: str) -> Array | np.ndarray:
+    """Tensor memory of the columns that the target has."""
     value = tmem if isinstance(tmem, jax.Array) else np.asarray(tmem)
     shape = ((2,) if ctas == 2 else ()) + (LANES, TARGETS[resolve_target(target)].tensor_columns)
     if value.dtype != jnp.uint32:
@@ -93,10 +95,17 @@ def cell_indices(address: Any, lane: Any, column: Any, cta: Any, columns: int) -
 
 
 def move_places(op: Tcgen05Move, address: Any, columns: int, warp: Any, half_split_offset: int = 0) -> Any:
-    """Return the cells of a warp's registers, int32[32, n], as indices into tensor memory, lane * columns + column.
+    """Return the cells of a warp's registers as indices into tensor memory, lane * columns + column.
 
-    With .pack::16b and .unpack::16b they are int32[32, n, 2], the low half first. address, warp: may be traced; of the address's lane the
-    bits within a quarter count; half_split_offset: as in `tcgen05.ld`.
+    Args:
+        op: `tcgen05.ld` or `tcgen05.st`.
+        address: Address in tensor memory, which may be traced; of its lane the bits within a quarter count.
+        columns: Columns of tensor memory.
+        warp: Warp of the CTA, which may be traced.
+        half_split_offset: As in `tcgen05.ld`.
+
+    Returns:
+        int32[32, n], thread and register; with .pack::16b and .unpack::16b int32[32, n, 2], the low half first.
     """
     cells = move_cells(op.tile, op.num, half_split_offset, packed=op.packed)
     lane, column = split_address(address, columns)
@@ -105,17 +114,32 @@ def move_places(op: Tcgen05Move, address: Any, columns: int, warp: Any, half_spl
 
 
 def pack_cells(op: Tcgen05Move, cells: Array) -> Array:
-    """Return the registers, uint32[..., 32, n], that `ld` makes of the cells that `move_places` names."""
+    """Return the registers that `ld` makes of the cells that `move_places` names.
+
+    Args:
+        op: `tcgen05.ld`.
+        cells: uint32[..., 32, n], with .pack::16b uint32[..., 32, n, 2].
+    """
     return cells[..., 0] & 0xFFFF | cells[..., 1] << 16 if op.packed else cells
 
 
 def unpack_cells(op: Tcgen05Move, registers: Array) -> Array:
-    """Return the cells that `st` makes of registers uint32[..., 32, n], in the shape of `move_places`."""
+    """Return the cells that `st` makes of registers, in the shape of `move_places`.
+
+    Args:
+        op: `tcgen05.st`.
+        registers: uint32[..., 32, n].
+    """
     return jnp.stack([registers & 0xFFFF, registers >> 16], axis=-1) if op.packed else registers
 
 
 def reduce_registers(op: Tcgen05Move, values: Array) -> Array:
-    """Return the minimum or maximum of each thread's registers. Of f32 -0 is below +0, and a NaN counts only with .NaN."""
+    """Return the minimum or maximum of each thread's registers. Of f32 -0 is below +0, and a NaN counts only with .NaN.
+
+    Args:
+        op: `tcgen05.ld.red`.
+        values: uint32[..., n].
+    """
     least = op.reduction == "min"
     if op.element != "f32":
         ordered = values if op.element == "u32" else values ^ np.uint32(1 << 31)
@@ -133,7 +157,13 @@ def reduce_registers(op: Tcgen05Move, values: Array) -> Array:
 
 
 def move_rows_down(cta_group: int, column: Any, tmem: ArrayLike) -> Array:
-    """Compute `tcgen05.shift` at a column, which may be traced, in the tensor memory of `cta_group` CTAs."""
+    """Compute `tcgen05.shift` at a column, which may be traced.
+
+    Args:
+        cta_group: CTAs whose tensor memory is changed.
+        column: First of the columns.
+        tmem: As in `tcgen05.shift`.
+    """
     memory = TensorMemory.from_array(tmem, cta_group)
     cta, moved = np.arange(cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
     source = memory.indices(column, shift_sources()[:, None], moved, cta)

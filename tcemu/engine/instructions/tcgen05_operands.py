@@ -57,6 +57,8 @@ class ProductOperands(NamedTuple):
 
 
 class ReadProduct(NamedTuple):
+    """The operands that an mma reads."""
+
     memory: TensorMemory
     a_parts: list[Array]  # codes of A [..., cta, rows, K], for each part of D's columns or once for all
     b: Array  # codes of B's transpose [..., N, K]
@@ -80,7 +82,13 @@ class OperandExtent(NamedTuple):
 
 
 def operand_extent(described: InstructionDescriptor, name: str, rows: int) -> OperandExtent:
-    """Return the lines of 16-byte units of A or of B's transpose. rows: of A, or columns of B, in one CTA."""
+    """Return the lines of 16-byte units of A or of B's transpose.
+
+    Args:
+        described: What the instruction descriptor says.
+        name: "a" or "b".
+        rows: Rows of A or columns of B in one CTA.
+    """
     op = described.product
     columns = op.matrix_shape("a")[1] if name == "a" else op.k
     transposed = described.transpose_a if name == "a" else described.transpose_b
@@ -92,7 +100,9 @@ def operand_extent(described: InstructionDescriptor, name: str, rows: int) -> Op
 def shared_extents(described: InstructionDescriptor, mask: int | None) -> dict[str, OperandExtent]:
     """Return what the descriptors of A and B reach in the shared memory of one CTA, by the names of `tcgen05.mma`.
 
-    mask: zero-column mask descriptor of .ws, or None.
+    Args:
+        described: What the instruction descriptor says.
+        mask: Zero-column mask descriptor of .ws, or None.
     """
     op = described.product
     layout = accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse)
@@ -102,7 +112,11 @@ def shared_extents(described: InstructionDescriptor, mask: int | None) -> dict[s
 
 
 def column_counts(described: InstructionDescriptor) -> dict[str, int]:
-    """Return the columns of tensor memory that the operands of an mma reach from their addresses on, by the names of `tcgen05.mma`."""
+    """Return the columns of tensor memory from their addresses on that the operands of an mma reach, by the names of `tcgen05.mma`.
+
+    Args:
+        described: What the instruction descriptor says.
+    """
     op = described.product
     layout = accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse)
     bits = 8 if op.kind in PADDED_KINDS else op.a.bits
@@ -127,7 +141,11 @@ class OperandCells(NamedTuple):
 
 
 def operand_cells(described: InstructionDescriptor) -> tuple[OperandCells, ...]:
-    """Return the cells of tensor memory that an mma may use for its operands."""
+    """Return the cells of tensor memory that an mma may use for its operands.
+
+    Args:
+        described: What the instruction descriptor says.
+    """
     op = described.product
     lanes = multiplicand_lanes(accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse))
     bands: dict[str, np.ndarray] = dict.fromkeys(("d", "a_tmem"), np.unique(lanes // BAND))
@@ -138,9 +156,17 @@ def operand_cells(described: InstructionDescriptor) -> tuple[OperandCells, ...]:
 
 
 def read_product(described: InstructionDescriptor, at: ProductOperands, shared: ArrayLike, tmem: ArrayLike, checked: bool) -> ReadProduct:
-    """Read the operands of an mma; shared, tmem: as in `tcgen05.mma`. Raises UndefinedBehaviour for one outside the memory.
+    """Read the operands of an mma.
 
-    checked: report undefined metadata and copies of scales that differ.
+    Args:
+        described: What the instruction descriptor says.
+        at: The operands: addresses and descriptors.
+        shared: As in `tcgen05.mma`.
+        tmem: As in `tcgen05.mma`.
+        checked: Report undefined metadata and copies of scales that differ.
+
+    Raises:
+        UndefinedBehaviour: An operand lies outside the memory, or `checked` finds what it reports.
     """
     product = described.product
     work = _OperandReader(described, tmem, shared)
@@ -295,9 +321,19 @@ def element_operands(
 ) -> dict[str, Any]:
     """Return what one element of D of an mma is computed from, as arguments of `tcemu.explain` with `codes=True`.
 
-    These are the codes `a_row`, `b_col` and `c`; with sparsity `e`, with block scales `scale_a` and `scale_b`. shared, tmem: before the
-    product, as in `tcgen05.mma`, without batch axes; operands: by the names of `tcgen05.mma`, without those of masks of lanes. Raises
-    ValueError where D has no such element.
+    Args:
+        described: What the instruction descriptor says.
+        row: Row of D.
+        column: Column of D.
+        shared: uint32[words]; with cta_group::2 uint32[2, words].
+        tmem: uint32[128, columns] before the product; with cta_group::2 uint32[2, 128, columns].
+        **operands: The operands by the names of `tcgen05.mma`, without those of masks of lanes.
+
+    Returns:
+        Codes `a_row`, `b_col` and `c`; with sparsity `e`, with block scales `scale_a` and `scale_b`.
+
+    Raises:
+        ValueError: D has no such element.
     """
     op = described.product
     if not (0 <= row < op.m and 0 <= column < op.n):
@@ -317,7 +353,13 @@ def element_operands(
 
 
 def scale_accumulator(fmt: Format, codes: Array, by: int) -> Array:
-    """Return codes of D · 2^-by, D in f16 or f32, `by` from 1 to 15. A result that is subnormal is rounded toward zero, a default."""
+    """Return codes of D · 2^-by. A result that is subnormal is rounded toward zero, a default.
+
+    Args:
+        fmt: Format of D: f16 or f32.
+        codes: Codes of D.
+        by: Exponent, from 1 to 15.
+    """
     magnitude, mantissa = codes & fmt.nan, fmt.mantissa_bits  # the canonical NaN has all bits but the sign
     exponent = magnitude >> mantissa
     significand = jnp.where(exponent > 0, magnitude & (1 << mantissa) - 1 | 1 << mantissa, magnitude)
@@ -328,7 +370,13 @@ def scale_accumulator(fmt: Format, codes: Array, by: int) -> Array:
 
 
 def loses_bits(fmt: Format, codes: Array, by: int) -> Array:
-    """Return True where D · 2^-by is subnormal and not 0, so that its rounding and its alignment are open."""
+    """Return where D · 2^-by is subnormal and not 0, so that its rounding and its alignment are open, bool of the shape of `codes`.
+
+    Args:
+        fmt: Format of D: f16 or f32.
+        codes: Codes of D.
+        by: Exponent, from 1 to 15.
+    """
     magnitude = codes & fmt.nan
     return (magnitude > 0) & (magnitude >> fmt.mantissa_bits <= by)
 
@@ -336,7 +384,12 @@ def loses_bits(fmt: Format, codes: Array, by: int) -> Array:
 def scaled_input_is_open(described: InstructionDescriptor, d: Any, enabled: Any, by: int, tmem: ArrayLike) -> Array:
     """Return True if an mma adds a D whose scaled value is subnormal, which nobody has published.
 
-    d: its address, which may be traced; enabled: False leaves D out of the sum; by: `scale_input_d`; tmem: as in `tcgen05.mma`.
+    Args:
+        described: What the instruction descriptor says.
+        d: Address of D, which may be traced.
+        enabled: False leaves D out of the sum.
+        by: `scale_input_d`.
+        tmem: As in `tcgen05.mma`.
     """
     op = described.product
     cells = accumulator_cells(accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse), op.n)

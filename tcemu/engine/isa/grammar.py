@@ -25,6 +25,8 @@ PRIORITY_SLOTS = ("type", "shape", "kind")  # the slots that reveal most about t
 
 
 class LegalForm(NamedTuple):
+    """The instruction that a filling spells."""
+
     op: Instruction
     section: str  # section of the PTX ISA manual
 
@@ -80,7 +82,11 @@ class Grammar:
         return {shorter: q for q in self.slot_indices for shorter in letter_deletions(q)} | {q: q for q in self.slot_indices}
 
     def spelling(self, filling: Filling) -> str:
-        """Return the spelling of a filling, in the canonical order."""
+        """Return the spelling of a filling, in the canonical order.
+
+        Args:
+            filling: Contents of every slot.
+        """
         return ".".join([self.head, *(q for slot in filling for q in slot)])
 
     def nearest(self, filling: Filling) -> Filling:
@@ -88,6 +94,9 @@ class Grammar:
 
         The slots are decided in the order of `priority`. Each keeps its contents where the slots before it allow them, and takes the
         nearest allowed contents elsewhere.
+
+        Args:
+            filling: Contents of every slot.
         """
         node, chosen = self.tree, {}
         for i in self.priority:
@@ -97,13 +106,27 @@ class Grammar:
         return tuple(chosen[i] for i in range(len(filling)))
 
     def correct_typo(self, word: str) -> str | None:
-        """Return the qualifier that differs from a word by one letter added, left out or changed; None if there is none."""
+        """Return the qualifier that differs from a word by one letter added, left out or changed.
+
+        Args:
+            word: Unknown qualifier.
+
+        Returns:
+            The qualifier, or None if no qualifier is that near.
+        """
         if len(word) > 40:
             return None
         return next((self.typos[w] for w in (word, *letter_deletions(word)) if w in self.typos), None)
 
     def fill(self, qualifiers: Iterable[str]) -> Filling:
-        """Sort qualifiers into their slots. An unknown shape goes to the slot of shapes; other unknown qualifiers are dropped."""
+        """Sort qualifiers into their slots.
+
+        Args:
+            qualifiers: Qualifiers in any order. An unknown shape goes to the slot of shapes; other unknown qualifiers are dropped.
+
+        Returns:
+            The contents of every slot.
+        """
         filling: list[list[str]] = [[] for _ in self.slots]
         for q in qualifiers:
             slot = self.slots.index("shape") if q not in self.slot_indices and self.is_shape(q) else self.slot_indices.get(q)
@@ -112,20 +135,33 @@ class Grammar:
         return tuple(map(tuple, filling))
 
     def is_shape(self, word: str) -> bool:
-        """Return True if the instruction has shapes and a word is written as one, such as "m16n8k16"."""
+        """Return True if the instruction has shapes and a word is written as one, such as "m16n8k16".
+
+        Args:
+            word: Qualifier.
+        """
         return "shape" in self.slots and fullmatch(r"m\d{1,6}n\d{1,6}(k\d{1,6})?", word) is not None
 
 
 def letter_deletions(word: str) -> Iterator[str]:
-    """Return the words made by leaving out each letter in turn."""
+    """Return the words made by leaving out each letter in turn.
+
+    Args:
+        word: Any text.
+    """
     return (word[:i] + word[i + 1 :] for i in range(len(word)))
 
 
 @lru_cache(maxsize=16384)
 def slot_distance(slot: Slot, other: Slot) -> tuple[int, int]:
-    """Return the distance of two slots: the number of qualifiers to change, then the difference of the numbers in them.
+    """Return the distance between the contents of two slots.
 
-    Qualifiers with different first letters add 64.
+    Args:
+        slot: Contents of a slot.
+        other: Contents to compare with.
+
+    Returns:
+        The number of qualifiers to change, then the difference of the numbers in them. Qualifiers with different first letters add 64.
     """
     changed = abs(len(slot) - len(other))
     detail = 0
@@ -142,19 +178,33 @@ def _numbers(word: str) -> tuple[int, ...]:
 
 
 def shorten_text(text: str) -> str:
-    """Return the user's text in one line, shortened to MAX_TEXT characters for a message."""
+    """Return the user's text in one line, shortened to MAX_TEXT characters for a message.
+
+    Args:
+        text: Any text.
+    """
     text = " ".join(text[: 4 * MAX_TEXT].split()) + (" " if len(text) > 4 * MAX_TEXT else "")
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def join_values(values: Iterable[Slot]) -> str:
-    """Return the first six of alternative contents of a slot as they are spelled, and the number of the others."""
+    """Return the first six values as they are spelled, and the number of the others.
+
+    Args:
+        values: Alternative contents of one slot.
+    """
     names = ["".join(f".{q}" for q in value) or "left out" for value in values]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def unknown_instruction_error(spelling: str, parts: list[str], heads: list[str]) -> Unsupported:
-    """Return the error for an unknown instruction name. parts: the spelling, split at its dots; heads: the known names."""
+    """Return the error for an unknown instruction name.
+
+    Args:
+        spelling: The whole spelling.
+        parts: The spelling split at its dots.
+        heads: Known instruction names.
+    """
     given = shorten_text(spelling) or "an empty string"
     same = [name for name in heads if name.split(".")[0] == parts[0]]
     if len(parts) == 1 and same:  # the name alone
@@ -189,6 +239,11 @@ def illegal_spelling_error(grammar: Grammar, spelling: str, qualifiers: list[str
     """Return the error for a spelling that is illegal on every target.
 
     The message names an unknown qualifier, a missing qualifier or an impossible combination, and the nearest legal spelling.
+
+    Args:
+        grammar: Grammar of the instruction name.
+        spelling: The whole spelling.
+        qualifiers: Qualifiers after the instruction name.
     """
     unknown = next((q for q in qualifiers if q not in grammar.slot_indices and not grammar.is_shape(q)), None)
     corrected = None if unknown is None else grammar.correct_typo(unknown)
@@ -250,9 +305,14 @@ def _describe_slot(slot: str) -> str:
 
 
 def operand_problem(op: Instruction, section: str) -> str | None:
-    """Return what is wrong with the operands of a statement, or None: their number, and the number of registers in each `{...}`.
+    """Check the operands of a statement: their number, and the number of registers in each `{...}`.
 
-    section: of the manual, for the message.
+    Args:
+        op: Instruction with `arguments`.
+        section: Section of the manual that the message names.
+
+    Returns:
+        The error message, or None if the operands are right.
     """
     form = op.argument_form
     if len(form) != len(op.arguments):
@@ -418,7 +478,14 @@ def _split_spelling(spelling: str) -> tuple[Grammar, list[str]]:
 
 
 def split_operands(text: str) -> tuple[str, ...]:
-    """Split the operands of a statement at the commas outside brackets; a run of blanks becomes one blank."""
+    """Split the operands of a statement at the commas outside brackets.
+
+    Args:
+        text: Operands as the statement has them.
+
+    Returns:
+        The operands, with runs of blanks reduced to one blank and none at the ends.
+    """
     depth, operands = 0, [[]]
     for part in _PART.findall(text):
         depth += (part in "{[(") - (part in "}])")

@@ -85,8 +85,17 @@ def resolve_op(op: str | Instruction, *target_names: str) -> Instruction:
     """Return the instruction that a spelling or a short name means on some targets.
 
     A short name means the instruction that `tcemu.parse` returns where the targets have it. Elsewhere it means the largest instruction with
-    that name that all of the targets have: "f16" is m16n8k8 on a T4 and m8n8k4 on a V100. If they have none in common, it is the one that
-    `tcemu.parse` returns. Raises Unsupported for a spelling that is no instruction, and for an unknown target.
+    that name that all of the targets have: "f16" is m16n8k8 on a T4 and m8n8k4 on a V100.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target_names: GPU names or targets.
+
+    Returns:
+        The instruction. If the targets have none with that name in common, it is the one that `tcemu.parse` returns.
+
+    Raises:
+        Unsupported: The spelling is no instruction, or a target is unknown.
     """
     names = tuple(map(resolve_target, target_names))
     others = bool(names) and all(name in OTHER_TARGETS for name in names)
@@ -156,7 +165,8 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
 def find_statement(op: str | Instruction) -> PtxStatement | None:
     """Return the statement outside the tensor-core families that a spelling has, or None.
 
-    op: may be a whole statement with guard and operands.
+    Args:
+        op: PTX spelling, also of a whole statement with guard and operands, or `Instruction`.
     """
     name = _statement_name(op)
     return PtxStatement(spelling=name) if name and find_forms(name) else None
@@ -193,19 +203,35 @@ def _check_statement(op: str | Instruction, name: str, target: str, version: Ver
 
 
 def manual_section(op: Instruction) -> str:
-    """Return the section of the PTX ISA manual that describes an instruction, such as "9.7.14.5.14"."""
+    """Return the section of the PTX ISA manual that describes an instruction, such as "9.7.14.5.14".
+
+    Args:
+        op: Instruction.
+    """
     return find_forms(op.spelling)[0].row.section if isinstance(op, PtxStatement) else syntax_row(op).section
 
 
 def source_reference(op: Instruction) -> str:
-    """Return where an instruction is defined, as messages name it: "PTX ISA 9.7.14.5.14", or another maker's manual."""
+    """Return where an instruction is defined, as messages name it: "PTX ISA 9.7.14.5.14", or another maker's manual.
+
+    Args:
+        op: Instruction.
+    """
     return op.source if isinstance(op, Unit) else f"PTX ISA {manual_section(op)}"
 
 
 def min_version(op: Instruction, target: str) -> Version | None:
-    """Return the lowest PTX ISA version, (major, minor), in which a target has an instruction; None if it has it in none.
+    """Return the lowest PTX ISA version in which a target has an instruction.
 
-    Raises Unsupported for an unknown target, and for fields that no row of the table of instructions has.
+    Args:
+        op: Instruction.
+        target: GPU name or target.
+
+    Returns:
+        The version as (major, minor); None if the target does not have the instruction in any version.
+
+    Raises:
+        Unsupported: The target is unknown, or no row of the table of instructions has the instruction's fields.
     """
     target = resolve_target(target)
     if isinstance(op, Unit) or target in OTHER_TARGETS:
@@ -227,9 +253,11 @@ def _has_statement(spelling: str, target: str, version: Version) -> bool:
 
 @lru_cache(maxsize=65536)
 def statement_versions(spelling: str, target: str) -> tuple[tuple[Version, Version | None], ...]:
-    """Return for each row that has an opcode outside the tensor-core families on a target, such as "sm_90a", its version span.
+    """Return for each row that has an opcode on a target the lowest version, and the version that removed it or None.
 
-    That is the lowest version, and the version that removed it or None.
+    Args:
+        spelling: Opcode of a statement outside the tensor-core families.
+        target: Target, such as "sm_90a".
     """
     found = []
     for form in find_forms(spelling):
@@ -330,7 +358,11 @@ RECIPE_NAMES = {
 
 
 def recipe_name(op: Instruction) -> str | None:
-    """Return the recipe that multiplies the operands of a dense instruction, such as "fp8" for e4m3; None if there is none."""
+    """Return the recipe that multiplies the operands of a dense instruction, such as "fp8" for e4m3; None if there is no such recipe.
+
+    Args:
+        op: Instruction.
+    """
     if not isinstance(op, MatrixMultiply) or op.sparse or op.a != op.b:
         return None
     keys = (op.a.name,) if op.scaling is None else (str(op.kind), f"{op.kind} {op.a}")
@@ -357,7 +389,14 @@ def _format_version(version: Version) -> str:
 
 
 def describe_instruction(op: str | Instruction) -> str:
-    """Describe an instruction as text: its fields, operands, registers and targets. Raises Unsupported for what is none."""
+    """Describe an instruction as text: its fields, operands, registers and targets.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+
+    Raises:
+        Unsupported: `op` is no instruction.
+    """
     op = parse(op)
     if isinstance(op, Unit):
         lines = [("formats", f"A {op.a}, B {op.b}, D {op.d}, K {op.k}"), ("source", op.source), ("on", ", ".join(op.targets))]

@@ -11,7 +11,11 @@ WMMA_SM = 90  # number of the default target; from sm_75 on only the wmma fragme
 def matrix_fragment(op: MatrixMultiply | WmmaMemory, operand: str, sm: int = WMMA_SM) -> Fragment:
     """Return the fragment of "a", "b", "c" or "d" of mma, mma.sp or wmma, or of "a" or "d" of wgmma.
 
-    sm: number of the target, for wmma; the fragments of other instructions are the same on all targets.
+    Args:
+        op: The instruction.
+        operand: Name of the operand.
+        sm: Number of the target, for wmma; the fragments of other instructions are the same on all targets.
+
     Source: PTX ISA 9.7.14.4.1, 9.7.14.5, 9.7.14.6.2, 9.7.15.5.1.1.
     """
     if isinstance(op, Tcgen05Product):
@@ -34,7 +38,10 @@ def register_fragments(op: Instruction) -> dict[str, Fragment]:
     """Return the fragments of an instruction's register operands, by the operand's name in the manual.
 
     Metadata has the axes [selector, 16 rows, chunks] of one warp, scales [thread-id, byte-id group, matrix], and the movers' registers
-    [matrix, memory row, index in the row]. The fragments of wmma are those of sm_75 and later.
+    [matrix, memory row, index in the row].
+
+    Args:
+        op: Instruction. The fragments of wmma are valid for sm_75 and later.
     """
     if isinstance(op, Mover):
         if not op.uses_memory:

@@ -170,7 +170,12 @@ UNIT_FAMILIES = tuple(dict.fromkeys(unit.family for unit in _units_by_name().val
 
 
 def other_units(target: str, family: str | None = None) -> tuple[Unit, ...]:
-    """Return the instructions of another maker's target, of one of UNIT_FAMILIES or, None, of all."""
+    """Return the instructions of another maker's target.
+
+    Args:
+        target: One of OTHER_TARGETS.
+        family: One of UNIT_FAMILIES; None for all.
+    """
     return tuple(unit for unit in _units_by_target()[target] if family in (None, unit.family))
 
 
@@ -180,7 +185,12 @@ def find_unit(name: str) -> Unit | None:
 
 
 def short_named_unit(name: str, targets: tuple[str, ...]) -> Unit | None:
-    """Return the first instruction that all of other makers' targets have and whose A and B have the format of this name, or None."""
+    """Return the first instruction of other makers' targets whose A and B have the format of this name; None if there is none.
+
+    Args:
+        name: Name of a format, such as "bf16".
+        targets: Targets that all have the instruction; each one of OTHER_TARGETS.
+    """
     word = name.strip().lower()
     units = _units_by_target()
     fits = (unit for unit in units[targets[0]] if unit.a == unit.b and unit.a.name == word)
@@ -205,7 +215,10 @@ def find_other_target(name: str) -> str | None:
 def check_unit(op: MatrixMultiply | None, given: str, target: str) -> Unit:
     """Return the instruction if a target of another maker has it, or raise Unsupported.
 
-    op: the instruction that the user's text, `given`, means; None if it is none of another maker.
+    Args:
+        op: The instruction that `given` means; None if it is none of another maker.
+        given: The user's text.
+        target: The target, NVIDIA's or another's.
     """
     if isinstance(op, Unit) and target in op.targets:
         return op

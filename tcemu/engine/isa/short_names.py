@@ -74,7 +74,14 @@ def short_names() -> dict[str, MatrixMultiply]:
 
 
 def canonical_short_name(text: str) -> str | None:
-    """Return a short name, whose words may be in any order and case, as the tables have it; None if the text is none."""
+    """Return a short name as the tables have it.
+
+    Args:
+        text: Words of a short name in any order and case.
+
+    Returns:
+        The name, or None if the text is no short name.
+    """
     if len(text) > 40:
         return None
     words = [ALIASES.get(word, word) for word in split(r"[\s-]+", text.strip().lower()) if word != "mma"]
@@ -83,20 +90,32 @@ def canonical_short_name(text: str) -> str | None:
 
 
 def find_short_name(text: str) -> Instruction | None:
-    """Return the instruction that a short name means where no target is given, or None if the text is no short name."""
+    """Return the instruction that a short name means where no target is given, or None if the text is no short name.
+
+    Args:
+        text: Words of a short name in any order and case.
+    """
     name = canonical_short_name(text)
     return None if name is None else short_names()[name]
 
 
 def nearest_short_names(text: str) -> list[str]:
-    """Return up to three short names nearest to a text that is no short name."""
+    """Return up to three short names nearest to a text that is no short name.
+
+    Args:
+        text: Any text.
+    """
     words = " ".join(text.lower()[:40].split())
     longer = [name for name in short_names() if words and name.startswith(f"{words} ")]
     return sorted(longer, key=len)[:3] or get_close_matches(words, (*short_names(), *ALIASES), n=3, cutoff=0.6)
 
 
 def describe_other_word(text: str) -> str:
-    """Return what is so of a word taken for a short name, such as "fp8 is two formats, e4m3 and e5m2"; "" if nothing is known."""
+    """Return what is so of a word that people take for a short name, such as "fp8 is two formats, e4m3 and e5m2"; "" if nothing is known.
+
+    Args:
+        text: Any text.
+    """
     word = next((word for word in text.lower()[:40].split() if word in NO_SHORT_NAMES), "")
     return f"{word} {NO_SHORT_NAMES[word]}" if word else ""
 

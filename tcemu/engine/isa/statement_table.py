@@ -43,6 +43,7 @@ class StatementRow(NamedTuple):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
+        """The positions of the line."""
         return parse_line(self.line)
 
 
@@ -85,6 +86,7 @@ TYPE_NAME = compile(r"pred|[bus]\d+(x\d+)?|b?f\d+(x\d+)?|tf32|u?e\dm\dx\d|s2f6x2
 
 @lru_cache(maxsize=4096)
 def parse_line(line: str) -> tuple[Slot, ...]:
+    """Return the positions of a line."""
     slots = []
     for part in line.split():
         name, equals, choices = part.rpartition("=")
@@ -733,6 +735,7 @@ QUALIFIER_NEEDS: dict[str, dict[str, Needs]] = {
 
 @lru_cache(maxsize=4096)
 def statement_rows() -> tuple[StatementRow, ...]:
+    """Return the rows of all statements."""
     return (*_scalar(), *_video(), *_collectives(), *_control(), *_memory(), *_asynchronous())
 
 

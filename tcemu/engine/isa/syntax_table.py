@@ -68,6 +68,7 @@ class SyntaxRow:
     operands: tuple[str, ...] = ("d", "a", "b", "c")  # fields of the record that hold the formats
 
     def instructions(self) -> Iterator[Instruction]:
+        """Yield the row's instructions."""
         for shape, types, *values in product(self.shapes.split() or ("",), self.types, *self.choices.values()):
             formats = zip(self.operands, (FORMATS[name] for name in types.split()), strict=True)
             fields: dict[str, Any] = dict(zip(self.choices, values, strict=True)) | dict(formats)
@@ -75,9 +76,13 @@ class SyntaxRow:
 
 
 def parse_shape(shape: str) -> dict[str, int]:
-    """Return the sizes of a shape by name: {"m": 16, "n": 8, "k": 16} for "m16n8k16", without "k" for "m8n8", {} for "".
+    """Return the sizes of a shape by name: {"m": 16, "n": 8, "k": 16} for "m16n8k16".
 
-    Raises ValueError for another text.
+    Args:
+        shape: Shape qualifier with or without k, or "", which gives an empty dict.
+
+    Raises:
+        ValueError: The text is no shape.
     """
     match = fullmatch(r"(?:m(\d+)n(\d+)(?:k(\d+))?)?", shape)
     if match is None:
@@ -88,19 +93,30 @@ def parse_shape(shape: str) -> dict[str, int]:
 def pairs(accumulators: str, multiplicands: str) -> tuple[str, ...]:
     """Return the types "d a b c" for all pairs of multiplicands with all accumulators.
 
-    accumulators: formats of D, or of D and C as "d,c", separated by spaces, as those of A and B in `multiplicands`.
+    Args:
+        accumulators: Formats of D, or of D and C as "d,c", separated by spaces.
+        multiplicands: Formats of A and B, separated by spaces.
     """
     results = [(d, c) for d, _, c in (pair.partition(",") for pair in accumulators.split())]
     return tuple(f"{d} {a} {b} {c or d}" for a, b in product(multiplicands.split(), repeat=2) for d, c in results)
 
 
 def equal_pairs(accumulators: str, multiplicands: str) -> tuple[str, ...]:
-    """Return the types "d a b c" for A and B of the same format; arguments as in `pairs`."""
+    """Return the types "d a b c" for A and B of the same format.
+
+    Args:
+        accumulators: As in `pairs`.
+        multiplicands: As in `pairs`.
+    """
     return tuple(types for types in pairs(accumulators, multiplicands) if types.split()[1] == types.split()[2])
 
 
 def without_c(types: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the types "d a b" for wgmma, which accumulates in D."""
+    """Return the types "d a b" for wgmma, which accumulates in D.
+
+    Args:
+        types: Types "d a b c".
+    """
     return tuple(name.rsplit(" ", 1)[0] for name in types)
 
 
@@ -333,12 +349,23 @@ def _tcgen05_mma() -> Iterator[SyntaxRow]:
 
 
 def syntax_row(op: Instruction) -> SyntaxRow:
-    """Return the row of an instruction; that of a `Tcgen05Product` is its instruction's. Raises KeyError if no row has it."""
+    """Return the row of an instruction; that of a `Tcgen05Product` is its instruction's.
+
+    Args:
+        op: Instruction.
+
+    Raises:
+        KeyError: No row has the instruction.
+    """
     return syntax_rows()[op.instruction if isinstance(op, Tcgen05Product) else op]
 
 
 def statement_needs(op: Instruction) -> Needs | None:
-    """Return what a statement, whose arguments count, needs beyond its instruction's row, or None."""
+    """Return what a statement needs beyond its instruction's row, or None.
+
+    Args:
+        op: Instruction, whose arguments count.
+    """
     if isinstance(op, Tcgen05Mma) and "scale_input_d" in op.argument_form:
         return SCALED_INPUT
     return None
@@ -346,6 +373,7 @@ def statement_needs(op: Instruction) -> Needs | None:
 
 @cache
 def syntax_rows() -> dict[Instruction, SyntaxRow]:
+    """Return the row of every instruction."""
     rows: dict[Instruction, SyntaxRow] = {}
     for row in (*_mma(), *_mma_sp(), *_wmma(), *_wmma_memory(), *_movers(), *_wgmma(), *_tcgen05_memory(), *_tcgen05_mma()):
         for op in row.instructions():

@@ -23,6 +23,8 @@ BlockScale = tuple[Format, int]  # type of a block scale, and elements of a row 
 
 
 class TargetName(NamedTuple):
+    """The parts of a target's name."""
+
     number: int  # ten times the compute capability, such as 90
     suffix: str = ""  # "a": features of this architecture alone; "f": features of its family, since PTX ISA 8.8
 
@@ -33,7 +35,14 @@ class TargetName(NamedTuple):
 
 
 def parse_target_name(name: str) -> TargetName:
-    """Return the parts of the name of a target of NVIDIA, known to tcemu or not: (90, "a") for "sm_90a". Raises ValueError."""
+    """Return the parts of a target's name, also of one that tcemu does not know: (90, "a") for "sm_90a".
+
+    Args:
+        name: Name of a target of NVIDIA, such as "sm_90a".
+
+    Raises:
+        ValueError: The text is no target's name.
+    """
     match = fullmatch(r"sm_(\d+)([af]?)", name)
     if match is None:
         raise ValueError(f"target {shorten_text(name)!r}: expected a name such as sm_90a")
@@ -71,7 +80,13 @@ class Target:
         return parse_target_name(self.name).suffix
 
     def multiplies(self, kind: str, k: int, scale: BlockScale | None) -> bool:
-        """Return True if tcgen05.mma of a kind has this K, of the dense instruction, and this type and size of block scales, or none."""
+        """Return True if tcgen05.mma of a kind has this K and this type of block scales.
+
+        Args:
+            kind: One of `tcemu.engine.isa.tcgen05_kinds.KINDS`.
+            k: K of the dense instruction.
+            scale: Type and size of the blocks; None without block scales.
+        """
         return k in self.depths.get(kind, ()) and (scale is None or scale in self.block_scales)
 
 
@@ -193,7 +208,15 @@ _BRANDS = ("geforce", "quadro", "jetson", "ada", "blackwell")  # words of a prod
 
 
 def capability_target(major: int, minor: int) -> str:
-    """Return the target with the most instructions for a compute capability, such as "sm_90a" for (9, 0). Raises Unsupported."""
+    """Return the target with the most instructions for a compute capability, such as "sm_90a" for 9.0.
+
+    Args:
+        major: Major number of the compute capability.
+        minor: Minor number of the compute capability.
+
+    Raises:
+        Unsupported: The compute capability is unknown.
+    """
     names = [name for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}") if name in TARGETS]
     if not names:
         raise Unsupported(f"gpu: unknown compute capability sm_{major}{minor}; tcemu knows {', '.join(TARGETS)}")
@@ -215,8 +238,14 @@ def gpus() -> dict[str, str]:
 def resolve_target(name: str) -> str:
     """Return the target that a name means: "sm_90a" for itself and for "H100", "h200", "NVIDIA GH200 480GB" or "Hopper".
 
-    Machines of other makers have targets too: "MI300X" is "gfx942" (`tcemu.engine.isa.other_makers`). Raises TypeError for what is no
-    string, and Unsupported for a name that is unknown or may mean several targets, with the nearest names or the targets.
+    Machines of other makers have targets too: "MI300X" is "gfx942" (`tcemu.engine.isa.other_makers`).
+
+    Args:
+        name: Target, GPU or architecture.
+
+    Raises:
+        Unsupported: The name is unknown, or it may mean several targets. The message lists the nearest names or the targets.
+        TypeError: `name` is no string.
     """
     if not isinstance(name, str):
         raise TypeError(f"target: expected a string such as 'sm_90a' or 'H100', got {type(name).__name__}")
@@ -225,6 +254,9 @@ def resolve_target(name: str) -> str:
 
 def library_unit(target: str) -> str:
     """Return the unit by which libraries multiply on a target: "mma", "wgmma" or "tcgen05"; "" for another maker's machine.
+
+    Args:
+        target: Target, as `resolve_target` returns it.
 
     Source: CUTLASS and cuBLAS use wgmma on sm_90a and tcgen05 wherever PTX has it.
     """

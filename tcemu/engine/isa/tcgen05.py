@@ -388,7 +388,12 @@ class Tcgen05Product(MatrixMultiply):
 
 
 def find_depth(op: Tcgen05Mma, k: int) -> DepthRow | None:
-    """Return the row of a K of an instruction, of a sparse one all elements counted, or None if no target has it."""
+    """Return the row of a K of an instruction, or None if no target has it.
+
+    Args:
+        op: Instruction.
+        k: K of the product; of a sparse one all elements count.
+    """
     rows = (row for row in KINDS[op.kind].depths if (row.sparse or not op.sparse) and (row.stationary or not op.ws))
     return next((row for row in rows if row.k * (2 if op.sparse else 1) == k), None)
 
@@ -396,13 +401,22 @@ def find_depth(op: Tcgen05Mma, k: int) -> DepthRow | None:
 def count_scales(op: Tcgen05Mma, k: int) -> int:
     """Return the scales per row of A and per column of B; 0 without block scales.
 
-    k: of the dense instruction; a sparse one has as many scales for twice the elements.
+    Args:
+        op: Instruction.
+        k: K of the dense instruction; a sparse one has as many scales for twice the elements.
     """
     return k // KINDS[op.kind].sizes[op.size] if op.scaled else 0
 
 
 def product_shapes(op: Tcgen05Mma, depth: DepthRow | None = None) -> ShapeRow:
-    """Return the M and N that an instruction's descriptor may have, at a K or, None, that of every target. PTX ISA table 39."""
+    """Return the M and N that an instruction's descriptor may have.
+
+    Args:
+        op: Instruction.
+        depth: Row of the product's K; None: the K that every target has.
+
+    Source: PTX ISA table 39.
+    """
     if op.ws:
         return STATIONARY_SHAPES[op.sparse]
     if depth is not None and depth.shapes:
@@ -414,16 +428,23 @@ def product_shapes(op: Tcgen05Mma, depth: DepthRow | None = None) -> ShapeRow:
 
 
 def scale_formats(op: Tcgen05Mma) -> tuple[Format, ...]:
-    """Return the formats that the block scales have on some target, the usual one first.
+    """Return the formats that the block scales have on some target, the usual one first (table 44, and the tables of 9.7.16.10.7).
 
-    Source: PTX ISA table 44, and the tables of 9.7.16.10.7.
+    Args:
+        op: Block-scaled instruction.
     """
     row = KINDS[op.kind]
     return row.scales[row.sizes[op.size]]
 
 
 def product_problem(op: Tcgen05Product) -> str | None:
-    """Return what is wrong with a product's shape and types on every target, or None. PTX ISA tables 39, 42 to 44."""
+    """Return what is wrong with a product's shape and types on every target, or None.
+
+    Args:
+        op: Product whose instruction exists.
+
+    Source: PTX ISA tables 39, 42 to 44.
+    """
     row, instruction = KINDS[op.kind], op.instruction
     for name, fmt, known in (("A", op.a, row.multiplicands), ("B", op.b, row.multiplicands), ("D", op.d, row.accumulators)):
         if fmt not in known:
@@ -465,8 +486,16 @@ def make_product(
 ) -> Tcgen05Product:  # fmt: skip
     """Return the product of an instruction with a shape and types, unchecked; `product_problem` says what is wrong with it.
 
-    b: as A where it is None; scale: of the block scales, the usual format of the instruction where it is None; k: of a sparse product all
-    elements, the K that every target has where it is None.
+    Args:
+        op: Instruction.
+        m: Rows of D.
+        n: Columns of D.
+        d: Format of D.
+        a: Format of A.
+        b: Format of B; None: as A.
+        scale: Format of the block scales; None: the usual one of the instruction.
+        satfinite: True if an integer sum saturates.
+        k: K, of a sparse product all elements; None: the K that every target has.
     """
     usual = KINDS[op.kind].k
     depth = None if k is None else find_depth(op, k)
@@ -509,5 +538,12 @@ def _operand_key(op: MatrixMultiply) -> tuple:
 
 
 def find_counterpart(op: MatrixMultiply) -> Tcgen05Product | None:
-    """Return the usual tcgen05 product with the types, scales and sparsity of another instruction; None if there is none."""
+    """Return the tcgen05 product with the types, scales and sparsity of another instruction.
+
+    Args:
+        op: Instruction.
+
+    Returns:
+        The usual product, or None if tcgen05 does not multiply such operands.
+    """
     return _products_by_operands().get(_operand_key(op))

@@ -145,16 +145,26 @@ class Fragment:
 
     @property
     def rows(self) -> int:
+        """Rows of the matrix."""
         return self.shape[-2]
 
     @property
     def columns(self) -> int:
+        """Columns of the matrix."""
         return self.shape[-1]
 
     def decode(self, elements: Any, *, trailing: int = 0) -> Any:
-        """Rearrange elements [..., <lanes>, elements, <trailing>], NumPy or JAX of any dtype, into a matrix [..., *shape, <trailing>].
+        """Rearrange the elements of the lanes into a matrix.
 
-        trailing: axes that belong to each element, such as the two words of an f64. Raises ValueError for other axes.
+        Args:
+            elements: NumPy or JAX array [..., <lanes>, elements, <trailing>] of any dtype.
+            trailing: Number of axes after the elements that belong to each element, such as the two words of an f64.
+
+        Returns:
+            Array [..., *shape, <trailing>].
+
+        Raises:
+            ValueError: The axes are not the fragment's.
         """
         lead, sizes = self._lead("elements", elements, (*self.lanes, self.elements), trailing), dict(self.sizes)
         batch, tail = elements.shape[:lead], elements.shape[elements.ndim - trailing :]
@@ -167,7 +177,18 @@ class Fragment:
         return _permute(x, lead, stored, _names(self._matrix_axes), trailing).reshape(batch + self.shape + tail)
 
     def encode(self, matrix: Any, *, trailing: int = 0) -> Any:
-        """Rearrange a matrix into the elements of the lanes and write every copy; the inverse of `decode`."""
+        """Rearrange a matrix into the elements of the lanes and write every copy; the inverse of `decode`.
+
+        Args:
+            matrix: NumPy or JAX array [..., *shape, <trailing>] of any dtype.
+            trailing: As in `decode`.
+
+        Returns:
+            Array [..., <lanes>, elements, <trailing>].
+
+        Raises:
+            ValueError: The axes are not the matrix's.
+        """
         lead, sizes, shown = self._lead("matrix", matrix, self.shape, trailing), dict(self.sizes), _names(self._matrix_axes)
         batch, tail = matrix.shape[:lead], matrix.shape[matrix.ndim - trailing :]
         every, copies = self.layout.digits, _names(self.layout.copies)
@@ -180,7 +201,11 @@ class Fragment:
         return x.reshape(*batch, *self.lanes, self.elements, *tail)
 
     def index(self) -> np.ndarray:
-        """The row-major index in the matrix of each element of the lanes, int[<lanes>, elements]."""
+        """Return the row-major index in the matrix of each element of the lanes.
+
+        Returns:
+            int[<lanes>, elements].
+        """
         return self.encode(np.arange(math.prod(self.shape)).reshape(self.shape))
 
     @property
@@ -211,9 +236,21 @@ def _fragment(layout: Layout, sizes: Mapping[str, int], transposed: bool = False
 
 
 def tile_sizes(rows: int, columns: int, run: int, warps: int = 1) -> dict[str, int]:
-    """Return the sizes of the digits of TILE for a matrix of `warps` warps, with `run` neighbouring columns in one thread.
+    """Return the digit sizes of TILE for a matrix.
 
-    Raises ValueError for rows that are no multiple of 8 * warps, or columns of 4 * run. Source: PTX ISA 9.7.14.5.
+    Args:
+        rows: Rows of the matrix, a multiple of 8 * warps.
+        columns: Columns of the matrix, a multiple of 4 * run.
+        run: Neighbouring columns in one thread.
+        warps: Warps that share the rows: 4 for a warpgroup.
+
+    Returns:
+        The size of each digit.
+
+    Raises:
+        ValueError: The rows or columns are not such multiples above 0.
+
+    Source: PTX ISA 9.7.14.5.
     """
     if rows % (8 * warps) or columns % (4 * run) or min(rows, columns) < 1:
         raise ValueError(f"a tile of {rows} x {columns}: rows must be a multiple of {8 * warps}, columns of {4 * run}. PTX ISA 9.7.14.5")
@@ -221,20 +258,37 @@ def tile_sizes(rows: int, columns: int, run: int, warps: int = 1) -> dict[str, i
 
 
 def elements_per_register(bits: int) -> int:
-    """Return the neighbouring columns of A or B in one thread, by the bits of one in its register: 1 for .f64."""
+    """Return the number of neighbouring columns of A or B in one thread.
+
+    Args:
+        bits: Width of an element in its register.
+
+    Returns:
+        Elements of one 32-bit register; 1 for .f64.
+    """
     return max(1, REGISTER_BITS // bits)
 
 
 def mma_fragment(
     operand: str, shape: tuple[int, int, int], bits: int, *, volta: str | None = None, warps: int = 1, sparse: bool = False
 ) -> Fragment:
-    """Return the fragment of one operand of `mma`, `mma.sp` or `wgmma`, whether or not an instruction of this shape exists.
+    """Return the fragment of one operand of `mma`, `mma.sp` or `wgmma`.
 
-    operand: "a" (matrix M x K), "b" (K x N), "c" or "d" (M x N); shape: (m, n, k); bits: width of an element's container in its register (8
-    for .e2m1 of .kind::f8f6f4); volta: "row" or "col", the layout of A or B of m8n8k4 .f16, whose fragments have a leading axis of four
-    products (no other fragment depends on the layout); warps: 4 for wgmma; sparse: A is the stored M x K/2.
+    The function does not check if an instruction of this shape exists.
 
-    Raises ValueError for an operand, layout or size that no fragment has. Source: PTX ISA 9.7.14.5.1-13, 9.7.14.6.2, 9.7.15.5.1.1.
+    Args:
+        operand: "a" (matrix M x K), "b" (K x N), "c" or "d" (M x N).
+        shape: (m, n, k).
+        bits: Width of an element's container in its register (8 for .e2m1 of .kind::f8f6f4).
+        volta: "row" or "col", the layout of A or B of m8n8k4 .f16. Its fragments have a leading axis of four products. No other fragment
+            depends on the layout.
+        warps: 4 for wgmma.
+        sparse: True if A is the stored M x K/2.
+
+    Raises:
+        ValueError: No fragment has this operand, layout or size.
+
+    Source: PTX ISA 9.7.14.5.1-13, 9.7.14.6.2, 9.7.15.5.1.1.
     """
     _require_choice("operand", operand, "abcd")
     m, n, k = shape
@@ -280,7 +334,15 @@ def metadata_fragment(k: int, bits: int) -> Fragment:
     """Return the fragment of sparsity metadata: the eight 4-bit fields of each lane's register.
 
     Its matrix is [..., selector, 16 rows, chunks]; the length of the selector axis is the number of values of the selector. For wgmma.sp
-    the warps of the group are a batch axis. bits: of an element of A in its register. Raises ValueError for a K that no sparse shape has.
+    the warps of the group are a batch axis.
+
+    Args:
+        k: K of the instruction.
+        bits: Width of an element of A in its register.
+
+    Raises:
+        ValueError: No sparse shape has this K.
+
     Source: PTX ISA 9.7.14.6.2, 9.7.15.6.2.
     """
     _require_choice("(bits, k)", (bits, k), _METADATA)
@@ -288,9 +350,18 @@ def metadata_fragment(k: int, bits: int) -> Fragment:
 
 
 def scale_fragment(operand: str, scale_vec: int) -> Fragment:
-    """Return the fragment of the block scales of "a", a matrix 16 x scale_vec, or "b", scale_vec x 8: four bytes in each lane's register.
+    """Return the fragment of block scales: the four bytes of each lane's register.
 
-    Its matrix is [..., thread_id, byte_id / scale_vec, *scale matrix]. Source: PTX ISA 9.7.14.3.
+    Its matrix is [..., thread_id, byte_id / scale_vec, *scale matrix].
+
+    Args:
+        operand: "a", with a scale matrix of 16 x scale_vec, or "b", with scale_vec x 8.
+        scale_vec: Scales per row of A or column of B: 1, 2 or 4.
+
+    Raises:
+        ValueError: The operand or the size is not one of these.
+
+    Source: PTX ISA 9.7.14.3.
     """
     _require_choice("operand", operand, "ab")
     _require_choice("scale_vec", scale_vec, (1, 2, 4))
@@ -309,10 +380,19 @@ _MOVERS = {
 
 
 def mover_fragment(shape: tuple[int, int], count: int, *, trans: bool = False) -> Fragment:
-    """Return the fragment of ldmatrix, stmatrix or movmatrix: shape (8, 8) of .b16; (8, 16), (16, 16) or (16, 8) of bytes; count: .num.
+    """Return the fragment of ldmatrix, stmatrix or movmatrix.
 
     Its matrix is [..., count, memory rows, elements of a memory row]. Lane j * rows + r has the address of row r of matrix j.
-    movmatrix.trans decodes (8, 8) and encodes (8, 8) with trans. Raises ValueError for a shape that does not exist with this `trans`.
+    movmatrix.trans decodes (8, 8) and encodes (8, 8) with trans.
+
+    Args:
+        shape: (8, 8) of .b16; (8, 16), (16, 16) or (16, 8) of bytes.
+        count: Number of matrices, .num.
+        trans: True for .trans.
+
+    Raises:
+        ValueError: The shape is not one of these, or does not exist with this `trans`.
+
     Source: PTX ISA 9.7.14.5.15-17.
     """
     _require_choice("(shape, trans)", (shape, trans), _MOVERS)
@@ -334,11 +414,21 @@ def wmma_fragment(
     registers: int | None = None,
     integer: bool = False,
 ) -> Fragment:
-    """Return the fragment of one operand of `wmma` on the target of number `sm`, 70 or more.
+    """Return the fragment of one operand of `wmma` on a target.
 
-    operand, shape, bits: as in `mma_fragment`; layout: of the load, on which only A and B of sm_70 and sm_72 depend; integer: the
-    instruction multiplies integers; registers: 32-bit registers of the operand in the manual (.f16: eight), of which those that A or B does
-    not fill store copies; None: no copies from sm_75 on. Raises ValueError for a fragment that wmma does not have.
+    Args:
+        operand: As in `mma_fragment`.
+        shape: As in `mma_fragment`.
+        bits: As in `mma_fragment`.
+        sm: Number of the target, 70 or more.
+        layout: "row" or "col" of the load. Only A and B of sm_70 and sm_72 depend on it.
+        registers: Number of 32-bit registers of the operand in the manual (.f16: eight). Registers that A or B does not fill store copies.
+            None: no copies from sm_75 on.
+        integer: True if the instruction multiplies integers.
+
+    Raises:
+        ValueError: wmma has no such fragment.
+
     Source: PTX ISA 9.7.14.4.1 and the evidence beside the rows.
     """
     _require_choice("operand", operand, "abcd")

@@ -24,10 +24,20 @@ CONTAINERS = {"f8f6f4": _F8F6F4, "mxf8f6f4": _F8F6F4}
 
 
 def container(fmt: Format, kind: str | None = None) -> Container:
-    """Return the container of a format's elements in a register under an instruction's `.kind::`, such as "f8f6f4".
+    """Return the container of a format's elements in a register.
 
-    Without a kind, or for one that is not in CONTAINERS, the width is the smallest power of two that holds a code. Raises ValueError for a
-    format that the kind does not take. Source: PTX ISA 9.7.14.5.14.
+    Args:
+        fmt: Format of the elements.
+        kind: The instruction's `.kind::`, such as "f8f6f4". Without it, or for a kind that is not in CONTAINERS, the width is the smallest
+            power of two that holds a code.
+
+    Returns:
+        The width and the shift.
+
+    Raises:
+        ValueError: `kind` is f8f6f4 or mxf8f6f4 and does not take `fmt`.
+
+    Source: PTX ISA 9.7.14.5.14.
     """
     rows = CONTAINERS.get(kind or "")
     if rows is None:
@@ -38,11 +48,20 @@ def container(fmt: Format, kind: str | None = None) -> Container:
 
 
 def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None = None, shift: int = 0) -> jax.Array:
-    """Unpack registers uint32[..., n] into codes [..., n * 32 / container_bits] of dtype `fmt.dtype`; element 0 is in the lowest bits.
+    """Unpack registers into codes; element 0 is in the lowest bits.
 
-    Bits outside the codes are ignored. Codes of f64 are uint32[..., n / 2, 2], low word first, in the registers' order. container_bits:
-    width of an element's container, None: that of `container(fmt)`; shift: lowest bit of the code in it. Raises TypeError for another
-    dtype, ValueError where a register has no such container, or for an odd n and f64.
+    Args:
+        registers: uint32[..., n]. Bits outside the codes are ignored.
+        fmt: Format of the codes.
+        container_bits: Width of an element's container; by default that of `container(fmt)`.
+        shift: Lowest bit of the code in its container.
+
+    Returns:
+        Codes [..., n * 32 / container_bits] of dtype `fmt.dtype`. For f64: uint32[..., n / 2, 2], low word first, in the registers' order.
+
+    Raises:
+        TypeError: Registers are not uint32.
+        ValueError: The container does not divide a register or does not hold the code, or n is odd for f64.
     """
     if registers.dtype != jnp.uint32:
         raise TypeError(f"registers: expected uint32[..., n], got dtype {registers.dtype}")
@@ -63,10 +82,20 @@ def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None 
 
 
 def pack_registers(codes: Any, fmt: Format, *, container_bits: int | None = None, shift: int = 0) -> jax.Array:
-    """Pack codes into registers, with zeros as padding; the inverse of `unpack_registers`, whose arguments it shares.
+    """Pack codes into registers, with zeros as padding; the inverse of `unpack_registers`.
 
-    codes: [..., count] of any integer dtype, of which bits above the format's are dropped; for f64 uint32[..., count, 2]. Raises TypeError
-    for another dtype, ValueError for codes that do not fill whole registers.
+    Args:
+        codes: Codes [..., count] of any integer dtype; bits above the format's are dropped. For f64: uint32[..., count, 2].
+        fmt: Format of the codes.
+        container_bits: Width of an element's container; by default that of `container(fmt)`.
+        shift: Lowest bit of the code in its container.
+
+    Returns:
+        uint32[..., count * container_bits / 32]. For f64: uint32[..., 2 * count].
+
+    Raises:
+        TypeError: Codes are not integers; for f64, not uint32.
+        ValueError: The codes do not fill whole registers, or the container does not divide a register or does not hold the code.
     """
     bits = _container_bits(fmt, container_bits, shift)
     if bits == 2 * REGISTER_BITS:

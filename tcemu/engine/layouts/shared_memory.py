@@ -35,6 +35,8 @@ SECTION = "PTX ISA 9.7.15.5.1.2"
 
 
 class DescriptorField(NamedTuple):
+    """A field of the descriptor."""
+
     low: int  # lowest bit
     bits: int  # width
     in_units: bool = False  # True for an address or offset in units of 16 bytes
@@ -97,7 +99,16 @@ def descriptor(start: int, leading: int, stride: int, swizzle: int, base_offset:
 
 
 def pack_fields(fields: Mapping[str, DescriptorField], values: Mapping[str, int], section: str) -> int:
-    """Return the descriptor with these values of fields. Raises ValueError, with the section, for one that does not fit."""
+    """Return the descriptor with these values of fields.
+
+    Args:
+        fields: The fields of the descriptor by name.
+        values: Values of some of them; the others are 0.
+        section: Section of the manual, for the message.
+
+    Raises:
+        ValueError: A value does not fit its field.
+    """
     packed = 0
     for name, value in values.items():
         field = fields[name]
@@ -109,9 +120,18 @@ def pack_fields(fields: Mapping[str, DescriptorField], values: Mapping[str, int]
 
 
 def descriptor_words(name: str, value: Any) -> Any:
-    """Return a descriptor, an int or words uint32[..., 2], as words, the low one first: a NumPy array if it is known, else a tracer.
+    """Convert a descriptor to words.
 
-    name: of the argument, for the messages. Raises TypeError for another dtype, ValueError for an int or a shape that is no descriptor.
+    Args:
+        name: Name of the argument, for the messages.
+        value: An int, or words uint32[..., 2].
+
+    Returns:
+        uint32[..., 2], low word first: a NumPy array if the value is known, else a tracer.
+
+    Raises:
+        TypeError: The value is neither an int nor uint32.
+        ValueError: The int does not fit 64 bits, or the last axis does not have two words.
     """
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         if not 0 <= value < 1 << 64:
@@ -135,12 +155,28 @@ def decode_field(words: Any, field: DescriptorField) -> Any:
 
 
 def decode_descriptor(words: Any) -> Descriptor:
-    """Return the fields of descriptors uint32[..., 2], int32[...] each."""
+    """Decode descriptors to their fields.
+
+    Args:
+        words: NumPy or JAX array uint32[..., 2], low word first.
+
+    Returns:
+        The fields, int32[...] each.
+
+    Source: PTX ISA 9.7.15.5.1.2.2.
+    """
     return Descriptor(**{name: decode_field(words, FIELDS[name]) for name in Descriptor._fields})
 
 
 def has_stray_bits(words: Any) -> Any:
-    """Return True, bool[...], where a descriptor uint32[..., 2] has a set bit outside of its fields."""
+    """Return True where a descriptor has a set bit outside of its fields.
+
+    Args:
+        words: NumPy or JAX array uint32[..., 2], low word first.
+
+    Returns:
+        bool[...].
+    """
     known = sum((1 << field.bits) - 1 << field.low for field in FIELDS.values())
     low, high = ~known & 0xFFFFFFFF, ~known >> 32 & 0xFFFFFFFF
     return (words[..., 0] & np.uint32(low) | words[..., 1] & np.uint32(high)) != 0
@@ -149,8 +185,14 @@ def has_stray_bits(words: Any) -> Any:
 def swizzle_address(address: Any, width: Any, base_offset: Any = 0) -> Any:
     """Apply the swizzle to a byte address; the swizzle is its own inverse.
 
-    address: in shared memory, not in the matrix, so that a start inside an atom reads the right bytes; width: of the swizzle in units, 1
-    (none), 2, 4 or 8; base_offset: the descriptor's field.
+    Args:
+        address: Byte address in the unswizzled layout. It is an address in shared memory, not an offset in the matrix, so that a start
+            inside an atom reads the right bytes.
+        width: Width of the swizzle in units: 1 (none), 2, 4 or 8.
+        base_offset: The descriptor's field.
+
+    Returns:
+        The byte address in the swizzled layout.
     """
     return address ^ (((address >> SWIZZLE_SHIFT) - base_offset & width - 1) << 4)
 
@@ -162,9 +204,18 @@ def field_columns(at: Any) -> tuple[Any, Any]:
 
 
 def unit_addresses(at: Descriptor, major: str, lines: int, units: int) -> Any:
-    """Return the byte address of every 16-byte unit of an operand, int32 [..., lines, units].
+    """Compute the byte address of every 16-byte unit of an operand.
 
-    at: fields of the descriptor, int32[...] each, NumPy or JAX; major: "k" or "mn"; units: those of a line.
+    Args:
+        at: Fields of the descriptor, int32[...] each, NumPy or JAX.
+        major: "k" or "mn".
+        lines: Number of lines.
+        units: Units of a line.
+
+    Returns:
+        int32 [..., lines, units].
+
+    Source: PTX ISA 9.7.15.5.1.2.
     """
     xp, at = field_columns(at)
     width = xp.asarray(np.array(ATOM_WIDTHS, np.int32))[at.mode]
@@ -179,6 +230,15 @@ def strided_units(xp: Any, at: Any, major: str, lines: int, units: int, width: A
     (9.7.15.5.1.2.1.3). The manual calls `leading` unused in the swizzled K-major layouts. It repeats atoms along K with the stride of
     units, which would put them into the next line. On an H200 `leading` is used: measured with a sparse instruction's B, which has 64 bytes
     of K, and the 32-byte swizzle.
+
+    Args:
+        xp: NumPy or JAX, as `field_columns` returns it.
+        at: Fields of the descriptor, with axes for lines and units.
+        major: "k" or "mn".
+        lines: Number of lines.
+        units: Units of a line.
+        width: Width of an atom in units.
+        atom_lines: Lines of an atom.
     """
     line, unit = np.arange(lines, dtype=np.int32)[:, None], np.arange(units, dtype=np.int32)
     next_lines, next_atom = at.stride, at.leading
@@ -189,9 +249,19 @@ def strided_units(xp: Any, at: Any, major: str, lines: int, units: int, width: A
 
 
 def unit_extent(fmt: Format, major: str, rows: int, columns: int) -> tuple[int, int]:
-    """Return the number of lines of a matrix, M or N rows by K columns, and the number of 16-byte units of a line.
+    """Compute the number of lines of a matrix and the number of 16-byte units of a line.
 
-    Raises ValueError for an unknown `major`, an empty matrix, or a line that is not a whole number of units.
+    Args:
+        fmt: Format of the elements.
+        major: "k" or "mn".
+        rows: M or N.
+        columns: K.
+
+    Returns:
+        (lines, units).
+
+    Raises:
+        ValueError: `major` is unknown, the matrix is empty, or a line is not a whole number of units.
     """
     if major not in MAJORS:
         raise ValueError(f"major: got {major!r}; expected 'k' or 'mn'. {SECTION}")
@@ -206,14 +276,29 @@ def unit_extent(fmt: Format, major: str, rows: int, columns: int) -> tuple[int, 
 
 
 def is_outside(addresses: Any, words: int) -> Any:
-    """Return True where a unit is not entirely inside a memory of `words` words, or is beyond the range of shared addresses."""
+    """Return True where a unit is not entirely inside the memory, or is beyond the range of shared addresses.
+
+    Args:
+        addresses: Byte addresses of units, NumPy or JAX [...].
+        words: Size of the memory in words.
+
+    Returns:
+        bool [...].
+    """
     return addresses > min(4 * words, 1 << ADDRESS_BITS) - UNIT
 
 
 def read_matrix(memory: Array, addresses: Any, fmt: Format, major: str) -> Array:
-    """Read a matrix of codes [..., rows, columns] from memory, uint32[..., words].
+    """Read a matrix of codes from memory.
 
-    addresses: of the units, int32 [..., lines, units]. One beyond the memory reads the memory's last unit.
+    Args:
+        memory: uint32[..., words].
+        addresses: Byte addresses of the units, int32 [..., lines, units]. An address beyond the memory reads the memory's last unit.
+        fmt: Format of the elements.
+        major: "k" or "mn".
+
+    Returns:
+        Codes [..., rows, columns].
     """
     *batch, lines, units = addresses.shape
     count = memory.shape[-1] // UNIT_WORDS

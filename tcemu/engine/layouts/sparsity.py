@@ -27,12 +27,28 @@ TF32_FIELDS = (0b0100, 0b1110)
 
 
 def defined_fields(chunk: int, ordered: bool) -> tuple[int, ...]:
-    """Return the 4-bit fields that PTX defines for a chunk of 2, 4 or 8 elements; ordered: .ordered_metadata. PTX ISA 9.7.14.6.1."""
+    """List the 4-bit fields that PTX defines.
+
+    Args:
+        chunk: Elements of a chunk: 2, 4 or 8.
+        ordered: True for .ordered_metadata.
+
+    Source: PTX ISA 9.7.14.6.1.
+    """
     return TF32_FIELDS if chunk == 2 else ORDERED_FIELDS if ordered else UNORDERED_FIELDS
 
 
 def undefined_fields(fields: Array, chunk: int, ordered: bool) -> Array:
-    """Return True where a 4-bit field is one that PTX leaves undefined; arguments as in `defined_fields`."""
+    """Return True where a 4-bit field is one that PTX leaves undefined.
+
+    Args:
+        fields: Integer fields [...].
+        chunk: Elements of a chunk: 2, 4 or 8.
+        ordered: True for .ordered_metadata.
+
+    Returns:
+        bool [...].
+    """
     table = sum(1 << field for field in defined_fields(chunk, ordered))  # bit f is 1 if field f is defined
     return (jnp.uint32(table) >> fields.astype(jnp.uint32)) & 1 == 0
 
@@ -45,7 +61,15 @@ def _units(fields: Array, clamped: bool = False) -> tuple[Array, Array]:
 
 
 def stored_positions(fields: Array, chunk: int) -> Array:
-    """Return the index in its chunk of each stored element, int32 [..., chunks * chunk / 2], from 4-bit fields [..., chunks]."""
+    """Return the index in its chunk of each stored element of a row.
+
+    Args:
+        fields: 4-bit fields [..., chunks].
+        chunk: Elements of a chunk: 2, 4 or 8.
+
+    Returns:
+        int32 [..., chunks * chunk / 2].
+    """
     first, second = _units(fields)
     if chunk == 2:
         indices = (first >> 1)[..., None]
@@ -57,15 +81,21 @@ def stored_positions(fields: Array, chunk: int) -> Array:
 
 
 def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
-    """Gather the elements of B that each row of a sparse A multiplies: codes [..., K, N] -> [..., M, K/2, N].
+    """Gather the elements of B that each row of a sparse A multiplies.
 
     Every field has a meaning, as on hardware: it selects the two units of B that it names, in any order, and also the same unit twice. An
     undefined tf32 field therefore joins halves of two elements; measured on an NVIDIA H200 (tests/golden, tf32_metadata).
 
     The function selects among four elements, so no memory access depends on data.
 
-    fields: [..., M, chunks] of 4 bits; chunk: elements of a chunk; clamped: a first index above 2 counts as 2 and a second index of 0 as 1,
-    as sm_120 has it for 4-bit types.
+    Args:
+        b: Codes of B, [..., K, N].
+        fields: 4-bit fields [..., M, chunks].
+        chunk: Elements of a chunk: 2, 4 or 8.
+        clamped: Treat a first index above 2 as 2 and a second index of 0 as 1, as sm_120 does for 4-bit types.
+
+    Returns:
+        Codes [..., M, K/2, N].
     """
     *batch, k, n = b.shape
     if chunk == 2:
@@ -83,9 +113,16 @@ def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
 
 
 def keep_largest(magnitude: Limbs, chunk: int) -> Array:
-    """Return the ordered 4-bit fields [..., M, chunks], uint8, that keep the units of largest magnitude; among equal units, the first.
+    """Choose the ordered 4-bit fields that keep the units of largest magnitude; among equal units, the first.
 
-    Units of two elements (chunk 8) are compared by the larger of their magnitudes, then by the smaller. magnitude: limbs [..., M, K].
+    Units of two elements (chunk 8) are compared by the larger of their magnitudes, then by the smaller.
+
+    Args:
+        magnitude: Limbs of unsigned integers [..., M, K].
+        chunk: Elements of a chunk: 2, 4 or 8.
+
+    Returns:
+        Fields [..., M, chunks], uint8.
     """
     pair = max(1, chunk // UNITS)
     units = tuple(limb.reshape(*limb.shape[:-1], limb.shape[-1] // chunk, chunk // pair, pair) for limb in magnitude)
@@ -106,7 +143,16 @@ def keep_largest(magnitude: Limbs, chunk: int) -> Array:
 
 
 def compress(dense: Any, fields: Any, chunk: int) -> Any:
-    """Return the elements [..., M, K/2] of dense rows, NumPy or JAX [..., M, K], that the fields [..., M, chunks] keep."""
+    """Compress dense rows to the elements that the fields keep.
+
+    Args:
+        dense: NumPy or JAX array [..., M, K] of any dtype.
+        fields: 4-bit fields [..., M, chunks].
+        chunk: Elements of a chunk: 2, 4 or 8.
+
+    Returns:
+        Array [..., M, K/2].
+    """
     positions = stored_positions(jnp.asarray(fields), chunk)
     count = dense.shape[-1] // chunk
     chunks = dense.reshape(*dense.shape[:-1], count, chunk)
@@ -117,9 +163,15 @@ def compress(dense: Any, fields: Any, chunk: int) -> Any:
 
 
 def decompress(kept: Any, fields: Any, chunk: int) -> Any:
-    """Return the dense rows [..., M, K] of stored elements, zero where none is stored; the inverse of `compress`.
+    """Decompress stored elements to dense rows; the inverse of `compress`.
 
-    If a field names a unit twice, the later element wins.
+    Args:
+        kept: Stored elements: NumPy or JAX array [..., M, K/2] of any dtype.
+        fields: 4-bit fields [..., M, chunks]. If a field names a unit twice, the later element wins.
+        chunk: Elements of a chunk: 2, 4 or 8.
+
+    Returns:
+        Array [..., M, K], zero at positions that are not stored.
     """
     positions = stored_positions(jnp.asarray(fields), chunk)
     xp: Any = np if isinstance(kept, np.ndarray) and not isinstance(positions, Tracer) else jnp

@@ -15,7 +15,19 @@ Integers = np.ndarray | Array  # NumPy int64 if concrete, else a Tracer
 
 
 def as_memory(name: str, value: ArrayLike) -> Array:
-    """Return the argument `name` as uint32[..., words]. Raises TypeError for another dtype, ValueError without an axis."""
+    """Check a memory operand.
+
+    Args:
+        name: Name of the argument, for the messages.
+        value: The operand.
+
+    Returns:
+        uint32[..., words].
+
+    Raises:
+        TypeError: The dtype is not uint32.
+        ValueError: The operand has no axis.
+    """
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     if value.dtype != jnp.uint32:
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; memory is raw words, uint32[..., words], little-endian")
@@ -25,9 +37,17 @@ def as_memory(name: str, value: ArrayLike) -> Array:
 
 
 def as_integers(name: str, value: ArrayLike) -> Integers:
-    """Return offsets, strides or addresses: NumPy int64 if they are concrete, also under a trace; else a tracer of int32 or int64.
+    """Check offsets, strides or addresses.
 
-    name: of the argument, for the message. Raises TypeError for what is no integer.
+    Args:
+        name: Name of the argument, for the message.
+        value: The integers.
+
+    Returns:
+        NumPy int64 if the values are concrete, also under a trace; else a tracer of int32 or int64.
+
+    Raises:
+        TypeError: The values are not integers.
     """
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.integer):
@@ -48,26 +68,54 @@ class StridedLines:
     alignment: int  # alignment of a line's start, in elements
 
     def is_misaligned(self, offset: Integers, stride: Integers) -> Any:
-        """Return True where the start of a line, `offset` or `stride` elements on, is not a multiple of the alignment."""
+        """Return True where the start of a line is not a multiple of the alignment.
+
+        Args:
+            offset: Start of the first line, in elements.
+            stride: Distance of the starts of two lines, in elements.
+
+        Returns:
+            bool of the arguments' broadcast shape.
+        """
         return (offset % self.alignment != 0) | (stride % self.alignment != 0)
 
     def is_outside(self, offset: Integers, stride: Integers, words: int) -> Any:
-        """Return True where a line is not entirely inside a memory of `words` words. A negative stride counts as outside.
+        """Return True where a line is not entirely inside the memory. A negative stride counts as outside.
 
-        offset, stride: as in `is_misaligned`.
+        Args:
+            offset: Start of the first line, in elements.
+            stride: Distance of the starts of two lines, in elements.
+            words: Size of the memory in words.
+
+        Returns:
+            bool of the arguments' broadcast shape.
         """
         room = min(words * 32 // self.bits, 2**31 - 1) - self.length
         return (offset < 0) | (offset > room) | (stride < 0) | (stride > (room - offset) // (self.count - 1))
 
     def words(self, elements: Any) -> Any:
-        """Return how many words a number of elements fills, rounded down."""
+        """Convert a number of elements to words.
+
+        Args:
+            elements: Number of elements.
+
+        Returns:
+            Number of words, rounded down.
+        """
         return elements * (self.bits // 32) if self.bits > 32 else elements // (32 // self.bits)
 
 
 def read_runs(memory: Array, starts: Array, good: Array | None = None, *, length: int) -> Array:
-    """Read runs of `length` words of uint32[..., words] at given addresses: uint32[..., n, length]; leading axes broadcast.
+    """Read runs of words at given addresses.
 
-    starts: first word of each run, [..., n]; good: bool [..., n], False where the result is zeros.
+    Args:
+        memory: uint32[..., words].
+        starts: First word of each run, [..., n].
+        good: bool [..., n], False where the result is zeros. None: all True.
+        length: Words of a run.
+
+    Returns:
+        uint32[..., n, length]; leading axes broadcast.
     """
 
     def read(memory: Array, starts: Array) -> Array:
@@ -78,9 +126,16 @@ def read_runs(memory: Array, starts: Array, good: Array | None = None, *, length
 
 
 def write_runs(memory: Array, starts: Array, runs: Array, good: Array | None = None) -> Array:
-    """Write runs [..., n, length] of words at given addresses, in order, and return the memory; leading axes broadcast.
+    """Write runs of words at given addresses, in order. If two runs overlap, the later one wins.
 
-    If two runs overlap, the later one wins. starts, good: as in `read_runs`; where `good` is False nothing is written.
+    Args:
+        memory: uint32[..., words].
+        starts: First word of each run, [..., n].
+        runs: uint32[..., n, length].
+        good: bool [..., n], False where nothing is written. None: all True.
+
+    Returns:
+        The written memory, uint32[..., words]; leading axes broadcast.
     """
 
     def write_all(memory: Array, *written: Array) -> Array:

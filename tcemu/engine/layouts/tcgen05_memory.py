@@ -88,12 +88,24 @@ def encode_tcgen05_descriptor(
 
 
 def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
-    """Return the fields of descriptors uint32[..., 2], int32[...] each."""
+    """Decode descriptors to their fields.
+
+    Args:
+        words: NumPy or JAX array uint32[..., 2], low word first.
+
+    Returns:
+        The fields, int32[...] each.
+    """
     return Tcgen05Descriptor(**{name: decode_field(words, field) for name, field in FIELDS.items()})
 
 
 def descriptor_problem(words: np.ndarray, *, absolute: bool = False) -> str | None:
-    """Return what is wrong with a known descriptor uint32[2], or None. absolute: its product may set bit 52 (`DepthRow.absolute`)."""
+    """Return what is wrong with a known descriptor, or None.
+
+    Args:
+        words: uint32[2], low word first.
+        absolute: True for an operand of a product whose K allows bit 52: `DepthRow.absolute` of the row of K.
+    """
     value = int(words[0]) | int(words[1]) << 32
     stray = value & ~sum((1 << field.bits) - 1 << field.low for field in FIELDS.values())
     fields = decode_tcgen05_descriptor(np.asarray(words))
@@ -113,11 +125,20 @@ def _by_mode(mode: Any, xp: Any, value: Any) -> Any:
 
 
 def tcgen05_unit_addresses(at: Tcgen05Descriptor, major: str, lines: int, units: int) -> Any:
-    """Return the byte address of every 16-byte unit of an operand, int32 [..., lines, units]; arguments as in `unit_addresses`.
+    """Compute the byte address of every 16-byte unit of an operand.
 
     K-major the units beyond a line of an atom lie `leading` bytes on, as measured for wgmma; only a sparse B of the 32-byte swizzle has
     such units. With bit 52 the bytes of a row that would lie beyond byte 128 lie at the address `leading`, in the same lines (inferred
     from CUTLASS sm103_blockscaled_mma_warpspecialized.hpp).
+
+    Args:
+        at: Fields of the descriptor, int32[...] each, NumPy or JAX.
+        major: "k" or "mn".
+        lines: Number of lines.
+        units: Units of a line.
+
+    Returns:
+        int32 [..., lines, units].
     """
     xp, at = field_columns(at)
     width = _by_mode(at.mode, xp, lambda row: row.width // UNIT)

@@ -45,11 +45,16 @@ MOVE_REGISTERS = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx
 
 
 def move_cells(tile: str, num: int, split_offset: int = 0, *, packed: bool = False) -> Cells:
-    """Return the cells of the registers of tcgen05.ld and .st, [32 threads, registers].
+    """Return the cells of the registers of tcgen05.ld and .st.
 
-    tile: shape, such as "16x64b"; num: repetitions, 1 for .x1; split_offset: immHalfSplitoff of 16x32bx2, columns by which threads 16 to 31
-    lie behind the others; packed: .pack::16b or .unpack::16b, a register holds the low halves of two cells, [32, registers, 2], the low
-    half first.
+    Args:
+        tile: Shape, such as "16x64b".
+        num: Repetitions, 1 for .x1.
+        split_offset: immHalfSplitoff of 16x32bx2: columns by which threads 16 to 31 lie behind the others.
+        packed: True for .pack::16b and .unpack::16b: a register holds the low halves of two cells.
+
+    Returns:
+        Cells [32 threads, registers], with `packed` [32, registers, 2], the low half first.
     """
     row, registers = MOVES[tile], MOVE_REGISTERS[tile] * num
     index = {"t": np.arange(THREADS)[:, None], "r": np.arange(registers)[None, :]}
@@ -102,7 +107,17 @@ ACCUMULATORS = (  # the table of 9.7.16.10.5; maps of CUTLASS mma_traits_sm100_f
 
 
 def accumulator_layout(m: int, cta_group: int = 1, *, ws: bool = False, sparse: bool = False) -> AccumulatorLayout:
-    """Return the layout of D of a product, m: of both CTAs with `cta_group` 2. Raises ValueError where there is no such product."""
+    """Return the layout of D of a product.
+
+    Args:
+        m: Rows of D, of both CTAs with `cta_group` 2.
+        cta_group: CTAs that compute together.
+        ws: True for .ws.
+        sparse: True for .sp.
+
+    Raises:
+        ValueError: There is no such product.
+    """
     for row in ACCUMULATORS:
         if (row.m, row.cta_group, row.ws) == (m, cta_group, ws) and row.sparse in (None, sparse):
             return row
@@ -110,7 +125,11 @@ def accumulator_layout(m: int, cta_group: int = 1, *, ws: bool = False, sparse: 
 
 
 def row_lanes(layout: AccumulatorLayout) -> np.ndarray:
-    """Return the lane of each row that a CTA holds, int32 [rows]: that of the first part of D, and of A."""
+    """Return the lane of each row that a CTA holds, int32 [rows]: that of the first part of D, and of A.
+
+    Args:
+        layout: Row of ACCUMULATORS.
+    """
     rows = np.arange(layout.cta_rows, dtype=np.int32)
     return rows % layout.group + QUARTER * (rows // layout.group)
 
@@ -124,7 +143,12 @@ class AccumulatorCells(NamedTuple):
 
 
 def accumulator_cells(layout: AccumulatorLayout, n: int) -> AccumulatorCells:
-    """Return the cells of D's elements. n: columns of D."""
+    """Return the cells of D's elements.
+
+    Args:
+        layout: Row of ACCUMULATORS.
+        n: Columns of D.
+    """
     r, c = np.arange(layout.m, dtype=np.int32)[:, None], np.arange(n, dtype=np.int32)
     width = n // layout.parts
     lane = row_lanes(layout)[r % layout.cta_rows] + layout.cta_rows * (c // width)
@@ -138,6 +162,9 @@ def multiplicand_lanes(layout: AccumulatorLayout) -> np.ndarray:
     """Return the lanes of the rows of A in tensor memory, int32 [copies, rows of a CTA].
 
     Where D is in several parts each part reads A from its own lanes, so A lies there once for each.
+
+    Args:
+        layout: Row of ACCUMULATORS.
     """
     return row_lanes(layout) + layout.cta_rows * np.arange(layout.parts, dtype=np.int32)[:, None]
 
@@ -151,10 +178,14 @@ class ScaleCells(NamedTuple):
 
 
 def scale_cells(rows: int, count: int, byte_id: int = 0) -> ScaleCells:
-    """Return the bytes of the block scales, `count` each, of A's rows in a CTA or of B's columns.
+    """Return the bytes of the block scales of A's rows or of B's columns.
 
-    byte_id: scale factor ID of the instruction descriptor. Source: PTX ISA 9.7.16.10.7; more than four scales, which pass from one chunk of
-    columns to the next, after CUTLASS (inferred).
+    Args:
+        rows: Rows of A in a CTA, or N.
+        count: Scales per row.
+        byte_id: Scale factor ID of the instruction descriptor.
+
+    Source: PTX ISA 9.7.16.10.7; more than four scales, which pass from one chunk of columns to the next, after CUTLASS (inferred).
     """
     x, byte = np.arange(rows, dtype=np.int32)[:, None], byte_id + np.arange(count, dtype=np.int32)
     chunk = 8 if rows > 128 else 4
@@ -172,8 +203,14 @@ class MetadataCells(NamedTuple):
 def metadata_cells(layout: AccumulatorLayout, k: int, element_bits: int) -> MetadataCells:
     """Return where the metadata of the rows of A that a CTA holds lies.
 
-    The map of M = 64 without .ws and of layout C is (inferred) from the alignment of the address. k: of the product, of which half is
-    stored; element_bits: of A as it is stored, 32, 16, 8 or 4. Source: PTX ISA 9.7.16.10.8; CUTLASS mma_traits_sm100_frag.hpp, tmem_e_frg.
+    The map of M = 64 without .ws and of layout C is (inferred) from the alignment of the address.
+
+    Args:
+        layout: Row of ACCUMULATORS.
+        k: K of the product, of which half is stored.
+        element_bits: Bits of an element of A as it is stored: 32, 16, 8 or 4.
+
+    Source: PTX ISA 9.7.16.10.8; CUTLASS mma_traits_sm100_frag.hpp, tmem_e_frg.
     """
     chunk = {32: 2, 4: 8}.get(element_bits, 4)
     m, at = np.arange(layout.cta_rows, dtype=np.int32)[:, None], np.arange(0, k, chunk, dtype=np.int32)
@@ -209,7 +246,12 @@ COPIES = {  # 9.7.16.9.2; TVM's tests on a B200
 
 
 def copy_lanes(tile: str, multicast: str | None) -> np.ndarray:
-    """Return the lanes to which tcgen05.cp copies each row, int32 [rows, copies]; a row's bytes fill consecutive columns."""
+    """Return the lanes to which tcgen05.cp copies each row, int32 [rows, copies]; a row's bytes fill consecutive columns.
+
+    Args:
+        tile: Shape, such as "64x128b".
+        multicast: "warpx2::02_13", "warpx2::01_23", "warpx4" or None.
+    """
     layout = COPIES[tile, multicast]
     rows = np.arange(layout.rows, dtype=np.int32)
     first = np.array(layout.lanes, np.int32)[rows // layout.block]

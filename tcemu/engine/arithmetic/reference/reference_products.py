@@ -39,8 +39,13 @@ def decode_products(
 ) -> list[Product]:
     """Decode the products along K; A and B are converted to the model's common format first, if it has one.
 
-    a, b: codes of a row of A and of a column of B; names: of the positions along K; scales: codes of the block scales of both, each for
-    `k // scale_vec` products.
+    Args:
+        model: The arithmetic of the instruction.
+        spec: Formats of the instruction.
+        a: Codes of the row of A.
+        b: Codes of the column of B.
+        names: Names of the positions along K.
+        scales: Codes of the block scales of the row and of the column, each for `k // scale_vec` products.
     """
     common = model.common_format
     block = spec.k // spec.scale_vec if scales else 1
@@ -60,10 +65,18 @@ def decode_products(
 
 
 def gather_stored(chunk: int, b: Sequence[int], fields: Sequence[int], clamped: bool) -> tuple[list[int], list[str]]:
-    """Return the elements of a dense column of B that the stored elements of a sparse row of A multiply, and their names along K.
+    """Gather the elements of B that the stored elements of a sparse row of A multiply.
 
-    chunk: elements of B that one 4-bit field selects from: 2, 4 or 8; clamped: an undefined field selects as on some targets, the first
-    unit at most 2, the second at least 1. Source: PTX ISA 9.7.14.6.1.
+    Args:
+        chunk: Elements of B that one metadata field selects from: 2, 4 or 8.
+        b: A dense column of B.
+        fields: Metadata of the row, 4 bits each.
+        clamped: An undefined field selects as on some targets: the first unit is at most 2, the second at least 1.
+
+    Returns:
+        The elements of B, and the names of their positions along K.
+
+    Source: PTX ISA 9.7.14.6.1.
     """
     elements: list[int] = []
     names: list[str] = []

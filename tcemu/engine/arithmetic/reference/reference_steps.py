@@ -87,7 +87,8 @@ class Step:
     def require_alignment(self) -> tuple[int, int]:
         """Return the exponent that the terms are aligned to, and that of the last bit that alignment retains.
 
-        Raises ValueError for a step that aligns nothing.
+        Raises:
+            ValueError: The step aligns nothing.
         """
         if self.alignment_exponent is None or self.last_bit is None:
             raise ValueError(f"a step of kind {self.kind!r} aligns nothing; fused steps do")
@@ -95,10 +96,12 @@ class Step:
 
     @property
     def value(self) -> Value:
+        """The value of the result."""
         return decode(self.fmt, self.result).value
 
     @property
     def result_last_bit(self) -> int:
+        """The exponent of the last bit of the result."""
         dropped = 0 if self.result_bits is None else self.fmt.mantissa_bits - self.result_bits
         return leading_exponent(ulp(self.fmt, self.exact_sum or Fraction(0))) + dropped
 
@@ -130,10 +133,15 @@ def deal_products(products: Sequence[Any], groups: int, dealing: str) -> list[li
 
 
 def steps_per_chain(chain: int | str, k: int, steps: int) -> int:
-    """Return the steps in a chain of `chain` products, "k" for those of one instruction.
+    """Return the number of steps in a chain.
 
     A chain consists of the complete steps that its products fill, at least one. Where the last steps of an instruction are short, each step
     counts for the average number of products per step.
+
+    Args:
+        chain: Products per chain; "k" for all products of one instruction.
+        k: Products per instruction.
+        steps: Steps per instruction.
     """
     products_per_step = Fraction(k, steps)
     products_per_chain = k if isinstance(chain, str) else int(chain)
@@ -149,7 +157,17 @@ def batched(items: Sequence[Any], length: int) -> Iterator[Sequence[Any]]:
 
 
 def reduce_products(model: Model, spec: ProductSpec, products: Sequence[Product], c: int) -> tuple[tuple[Step, ...], int]:
-    """Compute D = A·B + C and return all steps and the code of D. products: along K, a multiple of `spec.k`; c: code of `spec.c`."""
+    """Compute D = A·B + C.
+
+    Args:
+        model: The arithmetic of the instruction.
+        spec: Formats and modes of the instruction.
+        products: The products along K, a multiple of `spec.k`.
+        c: Code of `spec.c`.
+
+    Returns:
+        All steps, and the code of D.
+    """
     reduction = Reduction(model, spec)
     d = reduction.multiply_add(products, c)
     return tuple(reduction.steps), d
@@ -239,6 +257,7 @@ class Reduction:
         return running._replace(code=flush(self.model.result, running.code, self.model.flush))
 
     def accumulator_term(self, running: Accumulator) -> Term:
+        """Return C or the running value as a term."""
         decoded = decode(self.model.result, running.code)
         present = decoded.finite and decoded.value != 0
         return Term(running.name, decoded.value, code=running.code, exponent=decoded.exponent if present else None)
@@ -397,8 +416,12 @@ class Reduction:
     def ieee_step(self, kind: str, terms: list[Term], signs: list[bool], codes: list[int], rounding: str) -> int:
         """Round the exact sum of terms once.
 
-        signs: of the terms, True for minus, which give the sign of a sum of 0; codes: in f64, the operands in order of precedence: the
-        first NaN among them is the result.
+        Args:
+            kind: Kind of the step.
+            terms: The exact terms.
+            signs: Signs of the terms (True for minus), which give the sign of a sum of 0.
+            codes: In f64, the operands in order of precedence: the first NaN among them is the result.
+            rounding: Rounding mode.
         """
         fmt = self.model.result
         value, rule = special_sum(terms)
@@ -500,6 +523,7 @@ def overflowed_term(term: Term) -> Term:
 
 
 def round_down(value: Fraction, last_bit: int) -> Fraction:
+    """Round down to a multiple of 2^last_bit."""
     return floor(value / power_of_two(last_bit)) * power_of_two(last_bit)
 
 
@@ -529,6 +553,7 @@ def special_sum(terms: Sequence[Term]) -> tuple[str, str | None]:
 
 
 def nan_reason(term: Term) -> str:
+    """Explain why a term is NaN."""
     for product in term.products:
         for letter, scale in zip("AB", product.scales or (), strict=False):
             if not scale.finite:

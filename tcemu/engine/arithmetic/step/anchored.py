@@ -73,8 +73,12 @@ def base_of_lines(form: AnchoredForm, tops: V) -> V:
 def alignment_word(form: AnchoredForm, powers: V, c: V, base: V, half: V) -> V:
     """The upper word of the anchor.
 
-    powers: bits of the sum of powers, f32; c: the accumulator, a float of the form's width; base: by `base_of_lines`; half: the bit of a
-    half below an exponent field. Where a compiler does not know it, a mask and this bit are one instruction.
+    Args:
+        form: Of the step.
+        powers: Bits of the sum of powers, f32.
+        c: The accumulator, a float of the form's width.
+        base: By `base_of_lines`.
+        half: The bit of a half below an exponent field. Where a compiler does not know it, a mask and this bit are one instruction.
     """
     by_products = (powers >> (FRACTION - form.field + form.base.bit_length() - 1)) + base  # the field, divided by `base`
     both = by_products.max(own_exponent(form, c) + (form.up << form.field))
@@ -103,9 +107,14 @@ def reach(form: AnchoredForm, word: V, base: V) -> V:
 
 
 def not_integers(x_low: V, y_low: V, x_sign: V, y_sign: V, reach: V) -> V:
-    """BYTE in each byte of a negative product that is no integer number of units, else 0. `reach` lets no byte overflow.
+    """BYTE in each byte of a negative product that is no integer number of units, else 0.
 
-    x_low, y_low: bytes of lowest bits of four factors each; x_sign, y_sign: bytes of their signs, BYTE or 0.
+    Args:
+        x_low: Bytes of lowest bits of four factors.
+        y_low: Of the other four.
+        x_sign: Bytes of signs, BYTE or 0.
+        y_sign: Of the other four.
+        reach: By `reach`. No byte overflows.
     """
     return ~(x_low + y_low + reach) & (x_sign ^ y_sign)
 
@@ -145,7 +154,11 @@ def round_kept(form: AnchoredForm, total: V, half: V) -> V:
 def begin_repeated(form: AnchoredForm, c: V, word: V, own_bits: int) -> V:
     """The anchor of the tensor core, plus the truncated accumulator REPEATS times: the sum before any product.
 
-    word: of the step's anchor; own_bits: see `forms.AnchoredForm.can_repeat_products`.
+    Args:
+        form: Of the step.
+        c: The accumulator.
+        word: Of the step's anchor.
+        own_bits: See `forms.AnchoredForm.can_repeat_products`.
     """
     anchor = word.as_float() * 2.0 ** (own_bits - FRACTION)
     return truncate(form, c, word).multiply_add_exact(float(REPEATS), anchor)
@@ -232,6 +245,7 @@ def lowest_bit(form: AnchoredForm, fmt: Format, x: MarkedFactor[V], top: V) -> V
 
 
 def sign_byte(x: MarkedFactor[V]) -> V:
+    """The byte of a factor's sign."""
     return (takes_part(x) & (x.significand < 0)).select(x.significand.constant(BYTE), 0)
 
 
@@ -254,10 +268,13 @@ def exponent_power(form: AnchoredForm, x: MarkedFactor[V], top: V, power_of_one:
 
 
 def end_in_f64(form: IntegerForm, total: V, code: V, word: V) -> V:
-    """Rules 4 to 7 for an f32 accumulator and the sum of the products, where `ends_in_f64`: the f32 code of the result.
+    """Rules 4 to 7 for an f32 accumulator and the sum of the products: the f32 code of the result.
 
-    total: the sum in units, i32 or i64; code: of the accumulator, 0 for none; word: the exponent that terms were aligned to, where the
-    upper word of an f64 has it.
+    Args:
+        form: Of the step. `ends_in_f64`.
+        total: The sum in units, i32 or i64.
+        code: Of the accumulator; 0 for none.
+        word: The exponent that terms were aligned to, where the upper word of an f64 has it.
     """
     n = form.numbers
     own, unit = code.as_float().widen(), from_upper_word(True, word - (n.fraction_bits << UPPER))

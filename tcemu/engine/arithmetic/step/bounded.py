@@ -41,8 +41,11 @@ def exponent_field(code: V) -> V:
 def align(top: V, code: V, least: int | None, fraction_bits: int) -> Alignment[V]:
     """Rule 3. All exponents have the bias of f32.
 
-    top: max exponent of the products, i32; code: the accumulator's; least: the least exponent that a step aligns to, or None: `top` is no
-    less.
+    Args:
+        top: Max exponent of the products, i32.
+        code: The accumulator's f32 code.
+        least: The least exponent that a step aligns to; None: `top` is no less.
+        fraction_bits: Of the model.
     """
     top = top.max(exponent_field(code))
     if least is not None:
@@ -75,7 +78,13 @@ def truncate_by_addition(x: V, y: V, sign: V, unit: V, fraction_bits: int, spare
     significand has no more bits than that, and the addition is exact. Below 1/2 the sum is rounded to 1/2 at most. So the upper bits of the
     fraction are v truncated, whether or not the multiplication is contracted into the addition.
 
-    x, y: magnitudes of the factors, f32; sign: -1 where the product is negative, else 0; unit: code of the step's unit.
+    Args:
+        x: Magnitude of a factor, f32.
+        y: Magnitude of the other one.
+        sign: -1 where the product is negative, else 0.
+        unit: Code of the step's unit.
+        fraction_bits: Of the model.
+        spare_bits: Bits of an f32's fraction below the integer part of an aligned product.
     """
     integer = ((1 << FRACTION) - 1) & ~((1 << spare_bits) - 1)
     return (x.multiply_add_exact(y, anchor(unit, fraction_bits)).bits() & integer) ^ sign
@@ -149,10 +158,16 @@ def truncated_accumulator(code: V, fraction_bits: int, kept: int) -> V:
 
 
 def select_unreached(code: V, word: V, has_product: V, most: int, fraction_bits: int, kept: int, nan: int | None) -> V:
-    """The result `word` of a bounded step, or the accumulator `code` before it, truncated, where no product reaches it.
+    """The result of a bounded step, or the accumulator, truncated, where no product reaches it.
 
-    has_product: condition, a product is not zero; most: exponent of the largest accumulator of a bounded step; nan: the code of every NaN,
-    or None: what becomes of an accumulator that is NaN is decided elsewhere.
+    Args:
+        code: The accumulator before the step.
+        word: The result of the bounded step.
+        has_product: Condition: a product is not zero.
+        most: Exponent of the largest accumulator of a bounded step.
+        fraction_bits: Of the model.
+        kept: Fraction bits of the result.
+        nan: The code of every NaN; None: what becomes of an accumulator that is NaN is decided elsewhere.
     """
     start = truncated_accumulator(code, fraction_bits, kept)
     if nan is not None:

@@ -69,6 +69,7 @@ def sign_bit(fmt: Format) -> int:
 
 
 def exponent_field(fmt: Format, code: V) -> V:
+    """The exponent field of a code."""
     return (code >> fmt.mantissa_bits) & ((1 << fmt.exponent_bits) - 1)
 
 
@@ -187,10 +188,17 @@ def convert_magnitude(source: Format, target: Format, x: MarkedFactor[V]) -> Mar
 
 
 def scale_factor(fmt: Format, scale: Format, summed: bool, x: MarkedFactor[V], code: V) -> MarkedFactor[V]:
-    """A factor of a format under the code of its block scale.
+    """A factor under its block scale.
 
-    Where products are `summed` in groups, all factors of a group are integers, in units of 2^min_exponent and of the scale's last place,
-    and have the scale's exponent: that is the group's, whatever its values are. Elsewhere scales are powers of two.
+    Where products are summed in groups, all factors of a group are integers, in units of 2^min_exponent and of the scale's last place, and
+    have the scale's exponent: that is the group's, whatever its values are. Elsewhere scales are powers of two.
+
+    Args:
+        fmt: Of the factor.
+        scale: Of the scale.
+        summed: Products are summed in groups.
+        x: The factor.
+        code: The scale's code.
     """
     by = mark_factor(scale, code)
     plain = (x.exponent != ZERO_EXPONENT) & (x.exponent != SPECIAL_EXPONENT)

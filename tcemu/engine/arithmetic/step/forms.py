@@ -175,6 +175,7 @@ class BoundedForm(NamedTuple):
 
     @property
     def truncates_by_addition(self) -> bool:
+        """True if `bounded.truncate_by_addition` serves."""
         product_bits = self.a.mantissa_bits + self.b.mantissa_bits + 2
         return self.is_narrow and self.spare_bits >= product_bits and self.terms < min(1 << self.spare_bits, 1 << 8)
 
@@ -192,7 +193,13 @@ def _bounded_form(a: Format, b: Format, scaled: bool, terms: int, fraction_bits:
 
 
 def bounded_form(model: Model, spec: ProductSpec, terms: int) -> BoundedForm | None:
-    """Returns the form of the bounded step of `terms` products, or None if there is none for the model, specialised to the instruction."""
+    """Returns the form of the bounded step, or None if there is none for the model.
+
+    Args:
+        model: The model, specialised to the instruction.
+        spec: The formats that are multiplied.
+        terms: Products of a step.
+    """
     fixed = (
         model.result == F32 and model.step_kind is None and model.summed is None and model.chain is None and spec.d == F32
         and isinstance(model.fraction_bits, int) and isinstance(model.terms, int) and isinstance(model.floor, int)
@@ -218,8 +225,14 @@ def factors_are_bounded(form: BoundedForm, x_low: Any, x_high: Any, y_low: Any, 
     """Returns whether the nonzero factors of wide formats are bounded.
 
     Each is a normal f32 with its scale, and so is each product; the products of all steps stay below 2^(MAX_ACCUMULATOR + 1).
-    low, high: the least and the largest exponent of A's and of B's factors that are not zero, values, arrays or numbers; product_bits: bits
-    of the number of products along K.
+
+    Args:
+        form: Of the step.
+        x_low: The least exponent of A's factors that are not zero. As all of these a value, an array, or a number.
+        x_high: The largest one.
+        y_low: Of B.
+        y_high: Of B.
+        product_bits: Bits of the number of products along K.
     """
     normal = (x_low >= F32.min_exponent + form.a.mantissa_bits) & (y_low >= F32.min_exponent + form.b.mantissa_bits)
     normal = normal & (x_high <= F32.max_exponent) & (y_high <= F32.max_exponent)
@@ -229,7 +242,11 @@ def factors_are_bounded(form: BoundedForm, x_low: Any, x_high: Any, y_low: Any, 
 def accumulator_is_bounded(magnitude: Any, field: Any, least: int, most: int) -> Any:
     """Returns whether a bounded step takes an f32 accumulator: it is zero, or its exponent lies from `least` to `most`.
 
-    magnitude: the code without sign; field: its exponent field.
+    Args:
+        magnitude: The code without sign.
+        field: Its exponent field.
+        least: Of the form.
+        most: Of the form.
     """
     return (magnitude == 0) | ((field >= least + BIAS) & (field <= most + BIAS))
 
@@ -257,6 +274,7 @@ class GroupedForm(NamedTuple):
 
     @property
     def groups(self) -> int:
+        """Groups of a step."""
         return self.numbers.terms // self.numbers.summed
 
     @property
@@ -309,9 +327,15 @@ def grouped_form(numbers: StepNumbers, a: Format, b: Format, scale: Format | Non
 
 
 def scales_are_bounded(form: GroupedForm, x_low: Any, x_high: Any, y_low: Any, y_high: Any, product_bits: Any) -> Any:
-    """Returns whether the scales of a step are bounded; arguments as in `factors_are_bounded`, of scales.
+    """Returns whether the scales of a step are bounded.
 
-    product_bits: at least those of one step.
+    Args:
+        form: Of the step.
+        x_low: The least exponent of A's scales. As all of these a value, an array, or a number.
+        x_high: The largest one.
+        y_low: Of B.
+        y_high: Of B.
+        product_bits: Bits of the number of products along K, which is at least that of one step.
     """
     bounded = (x_low >= form.least_scale) & (x_high <= form.most_scale) & (y_low >= form.least_scale) & (y_high <= form.most_scale)
     return bounded & (x_low + y_low >= form.least) & (x_high + y_high + product_bits <= form.most)
@@ -380,7 +404,10 @@ class IntegerForm(NamedTuple):
 def keeps_floats(n: StepNumbers, stored: tuple[Format, Format], multiplied: tuple[Format, Format]) -> bool:
     """Returns whether factors are kept as f32: products are then exact, and below 2^30 units. `bounded.truncate_by_conversion` truncates.
 
-    stored: formats of the codes; multiplied: those in which they are multiplied.
+    Args:
+        n: Of the step.
+        stored: Formats of the codes.
+        multiplied: Formats in which they are multiplied.
     """
     exact = n.mantissas + 2 <= FRACTION + 1 and all(
         fmt.bits <= 8 or (fmt in (F16, BF16, TF32) and fmt == own) for fmt, own in zip(stored, multiplied, strict=True)
@@ -438,12 +465,14 @@ class AnchoredForm(NamedTuple):
 
     @property
     def fields(self) -> int:
+        """The bits of the exponent in a float's upper word."""
         return (2 * self.bias + 1) << self.field
 
     def can_repeat_products(self, own_bits: int) -> bool:
         """Returns whether a tensor core truncates the products of this step as the step does: see `anchored.begin_repeated`.
 
-        own_bits: fraction bits of the tensor core's own steps of bf16, whose terms and results are truncated; 0: there are none.
+        Args:
+            own_bits: Fraction bits of the tensor core's own steps of bf16, whose terms and results are truncated; 0: there are none.
         """
         n, spare = self.numbers, own_bits - F32.mantissa_bits
         if not 0 <= spare < REPEATS.bit_length() or self.wide or self.relative or n.summed or n.terms % 16:

@@ -31,8 +31,14 @@ def power_of_two(exponent: V) -> V:
 def align_integer(size: V, sign: V, stored: int, distance: V, fraction_bits: int | V, alignment: str | V, lane: Lane) -> V:
     """A term in units of the step, with its sign.
 
-    size: its significand without sign, with `stored` fraction bits; sign: -1 or 0; distance: binades below the exponent that the step
-    aligns to, i32, not negative; alignment: the rounding; lane: type of the result, which has room for the term.
+    Args:
+        size: Its significand, without sign.
+        sign: -1 or 0.
+        stored: Fraction bits of the significand.
+        distance: Binades below the exponent that the step aligns to, i32, not negative.
+        fraction_bits: Of the model.
+        alignment: The rounding of the term.
+        lane: Type of the result, which has room for the term.
     """
     more = distance.constant(fraction_bits - stored) if isinstance(fraction_bits, int) else fraction_bits - stored
     size, negative = size.resize(lane, signed=False) << more.max(0).resize(lane), sign.resize(lane)
@@ -41,6 +47,7 @@ def align_integer(size: V, sign: V, stored: int, distance: V, fraction_bits: int
 
 
 def align_signed(term: V, stored: int, distance: V, fraction_bits: int, alignment: str, lane: Lane) -> V:
+    """`align_integer` of a signed term."""
     sign, size, _ = take_sign(term)
     return align_integer(size, sign, stored, distance, fraction_bits, alignment, lane)
 
@@ -48,7 +55,11 @@ def align_signed(term: V, stored: int, distance: V, fraction_bits: int, alignmen
 def truncate_product(x: V, y: V, sign: V, drop: V) -> V:
     """A term of an i32: the product of two magnitudes, below 2^32, truncated, with its sign.
 
-    x: in units of the step where that takes a shift to the left; sign: 1 or -1; drop: bits below the unit, not negative.
+    Args:
+        x: Magnitude of a factor, in units of the step where that takes a shift to the left.
+        y: Magnitude of the other one.
+        sign: 1 or -1.
+        drop: Bits below the unit, not negative.
     """
     return (x * y).shift_right_any(drop) * sign
 
@@ -62,7 +73,11 @@ def align_accumulator(fmt: Format, code: V, top: V, fraction_bits: int, alignmen
 def end_step(form: IntegerForm, total: V, code: V, top: V) -> V:
     """Rules 4 to 7 for the accumulator and the sum of the products: the code of a result.
 
-    total: the sum in units, i64; code: of the accumulator, 0 for none; top: the exponent that the step aligns to, i32.
+    Args:
+        form: Of the step.
+        total: The sum of products in units, i64.
+        code: Of the accumulator; 0 for none.
+        top: The exponent that the step aligns to, i32.
     """
     n = form.numbers
     lane = I32 if form.accumulator_fits else I64
@@ -76,24 +91,35 @@ def end_step(form: IntegerForm, total: V, code: V, top: V) -> V:
 def common_scale(top: V, least: int, fraction_bits: int | V) -> V:
     """f32: what every product of values is multiplied by, so that it is in units of the step.
 
-    top: the exponent that the step aligns to, i32; least: of a product: below it every product is 0, and the scale would overflow.
+    Args:
+        top: The exponent that the step aligns to, i32.
+        least: The least exponent of a product: below it every product is 0, and the scale would overflow.
+        fraction_bits: Of the model.
     """
     return power_of_two(fraction_bits - top.max(least))
 
 
 def product_scale(exponent: V, top: V, mantissas: int, fraction_bits: int | V) -> V:
-    """f32: what a product of significands with `mantissas` fraction bits is multiplied by, so that it is in units of the step.
+    """f32: what a product of significands is multiplied by, so that it is in units of the step.
 
-    exponent: of the product, i32; top: the exponent that the step aligns to, i32.
+    Args:
+        exponent: Of the product, i32.
+        top: The exponent that the step aligns to, i32.
+        mantissas: Fraction bits of the product.
+        fraction_bits: Of the model.
     """
     return power_of_two(exponent - (top + (mantissas - fraction_bits)))
 
 
 def align_fraction(fraction: V, exponent: V, offset: V) -> V:
-    """A term, truncated, in units of the step: i32. A power below the normal range becomes 0, as the term is then truncated to 0.
+    """A term, truncated, in units of the step: i32.
 
-    fraction: f32, below 4, the term / 2^exponent; exponent: at most the one that the step aligns to; offset: fraction_bits - that one + the
-    bias of f32.
+    A power below the normal range becomes 0, as the term is then truncated to 0.
+
+    Args:
+        fraction: f32, below 4: the term / 2^exponent.
+        exponent: i32, at most the one that the step aligns to.
+        offset: fraction_bits - that exponent + the bias of f32.
     """
     power = (exponent + offset).max(0) << FRACTION
     return (fraction * power.as_float()).to_integer()
@@ -102,8 +128,10 @@ def align_fraction(fraction: V, exponent: V, offset: V) -> V:
 def round_product(aligned: V, product: V, alignment: str | V) -> V:
     """An aligned product, f32, ready to be truncated to the integer to which it is rounded. One that underflowed is not zero.
 
-    aligned: in units of the step, where a small one may have become 0; product: before it was aligned; alignment: the rounding, or an i32,
-    an index into `ROUNDINGS`.
+    Args:
+        aligned: The product in units of the step, where a small one may have become 0.
+        product: Before it was aligned.
+        alignment: The rounding; or an i32, an index into `ROUNDINGS`.
     """
     if not isinstance(alignment, str):
         chosen = round_product(aligned, product, ROUNDINGS[0])
@@ -174,7 +202,11 @@ def add_codes(fmt: Format, x: V, y: V) -> V:
 def add_promoted(result: Format, total: V, code: V, scale: V | None) -> V:
     """The f32 code of total + scale * sum, rounded RN once.
 
-    total: of the sums before, an f32 code; code: the sum, in the format `result`; scale: f32, of the sum's block, or None.
+    Args:
+        result: Format of the sum.
+        total: Of the sums before, an f32 code.
+        code: The sum.
+        scale: f32, of the sum's block; None: there are none.
     """
     part = decode_number(result, code)
     total = total.as_float() + part if scale is None else scale.multiply_add(part, total.as_float())

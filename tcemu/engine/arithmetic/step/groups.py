@@ -33,7 +33,12 @@ def parts(aligned: V) -> tuple[V, V]:
 def round_parts(high: V, low: V, unit: V, kept: int, adds_toward_zero: bool) -> V:
     """Rule 6: the f32 code of (high * 2^LOW_BITS + low) units, truncated to `kept` fraction bits.
 
-    high, low: sums of the parts, i32; unit: the step's, f32; adds_toward_zero: the machine has a multiply-add that rounds toward zero.
+    Args:
+        high: Sum of upper parts, i32.
+        low: Sum of lower parts, i32.
+        unit: The step's unit, f32.
+        kept: Fraction bits of a result.
+        adds_toward_zero: The machine has a multiply-add that rounds toward zero.
     """
     if adds_toward_zero:
         carry = (low + (1 << (LOW_BITS - 1))).shift_right_signed(LOW_BITS)

@@ -42,6 +42,8 @@ FAR_BELOW, FAR_ABOVE, MOVED = -64, 100, 64  # exponents of steps from which fact
 
 
 class FloatFactor(NamedTuple, Generic[V]):
+    """A factor as words."""
+
     word: V  # code of the f32
     exponent: V  # with `exponent_offset`; at most 0 for a zero
 
@@ -52,7 +54,13 @@ def exponent_offset(stored: Format) -> int:
 
 
 def keep_float(stored: Format, fmt: Format, code: V) -> FloatFactor[V]:
-    """A code, i32, of the format `stored` as a factor; `fmt`, in which it is multiplied, counts its exponent."""
+    """A code as a factor.
+
+    Args:
+        stored: Format of the code.
+        fmt: Format in which it is multiplied, whose exponent counts.
+        code: i32.
+    """
     x = decode(stored, code)
     if stored.bits == BINARY32.bits and stored == fmt:  # the code is an f32's but for its unused bits
         field = x.magnitude >> FRACTION

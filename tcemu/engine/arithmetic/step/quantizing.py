@@ -52,9 +52,13 @@ def round_value(target: Format, saturate: bool, value: V) -> V:
 
 
 def round_scale(magnitude: V, largest: int, least: int, power_of_two: bool) -> V:
-    """The f32 code of the scale of a max magnitude, a code too, not negative.
+    """The f32 code of the scale of a max magnitude, a code too.
 
-    largest: code of the number that the max magnitude becomes; least: of the least scale; power_of_two: the scale is rounded up to one.
+    Args:
+        magnitude: f32 code of the max magnitude, not negative.
+        largest: f32 code of the number that the max magnitude becomes.
+        least: f32 code of the least scale.
+        power_of_two: The scale is rounded up to a power of two.
     """
     quotient = magnitude.as_float() / magnitude.constant(largest).as_float()
     code = (quotient == quotient).select(quotient.bits(), BINARY32.nan)  # a NaN may have either sign

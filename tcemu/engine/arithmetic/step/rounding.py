@@ -30,6 +30,7 @@ def with_sign(size: V, sign: V) -> V:
 
 
 def take_sign(total: V) -> Magnitude[V]:
+    """The sign and the magnitude of a signed number."""
     sign = total.shift_right_signed(total.lane.bits - 1)
     return Magnitude(sign, with_sign(total, sign))
 
@@ -40,8 +41,12 @@ def take_sign(total: V) -> Magnitude[V]:
 def round_integer(size: V, drop: V, negative: V, rounding: str | V, drops: bool = False) -> V:
     """size / 2^drop, rounded to an integer.
 
-    size: below 2^(W - 2), where all three values have W bits; drop: from 0 to W - 1, or from 1 where `drops`; negative: -1 or 0; rounding:
-    RN, RZ, RM or RP, or an i32, an index into `ROUNDINGS`.
+    Args:
+        size: Below 2^(W - 2), where all three values have W bits.
+        drop: From 0 to W - 1.
+        negative: -1 or 0.
+        rounding: RN, RZ, RM or RP; or an i32, an index into `ROUNDINGS`.
+        drops: No `drop` is 0.
     """
     integer = size >> drop
     if not isinstance(rounding, str):
@@ -70,7 +75,12 @@ def round_integer(size: V, drop: V, negative: V, rounding: str | V, drops: bool 
 def encode(fmt: Format, total: Magnitude[V], unit: V, rounding: str | V, kept: int | V) -> V:
     """The code of a sum * 2^unit, rounded to `kept` fraction bits; +0 for every zero; Inf for what is too large, in every rounding.
 
-    fmt: f16 or f32; total: the sum, without `up`, i32 or i64, of which all bits count; unit: i32; rounding: as in `round_integer`.
+    Args:
+        fmt: f16 or f32.
+        total: The sum, without `up`; i32 or i64, of which all bits count.
+        unit: i32.
+        rounding: As in `round_integer`.
+        kept: At most the fraction bits of the format.
     """
     sign, size, _ = total
     width = size.lane.bits

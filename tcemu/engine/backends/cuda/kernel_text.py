@@ -53,6 +53,7 @@ class TileNumbers(NamedTuple):
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return 32 * self.warps_down * self.warps_across
 
     @property
@@ -130,9 +131,15 @@ class Stored(NamedTuple):
 def kernel_text(
     entry: str, n: StepNumbers, spec: ProductSpec, result: Format, tiles: TileNumbers | None = None, stored: Stored | None = None
 ) -> str:
-    """CUDA C++ without any include, of an entry of FILES.
+    """CUDA C++ without any include.
 
-    spec: A and B as they are multiplied; result: format of the steps' results; tiles: for "prepare" and "tile"; stored: for "warp".
+    Args:
+        entry: Of FILES.
+        n: The step's numbers.
+        spec: The formats, A and B as they are multiplied.
+        result: Format of the steps' results.
+        tiles: For "prepare" and "tile".
+        stored: For "warp".
     """
     form, scale = IntegerForm(n, spec.a, spec.b, result), spec.scale or UE8M0
     instead = (STEPS_OF_GROUPS if n.summed else {}) | (FLOATS if stored is not None and stored.floats else {})

@@ -43,6 +43,7 @@ class MatrixKernels(NamedTuple):
 
     @property
     def result_format(self) -> Format:
+        """Format of D."""
         return F32 if self.numbers.promoted else self.spec.d
 
     @property
@@ -65,8 +66,11 @@ def find_matrix_kernels(
 ) -> MatrixKernels | None:
     """Returns the kernels for a model, or None where fields are traced, steps are no fused dot-adds, or chains would be promoted.
 
-    model: specialised to the instruction; spec: A and B as they are multiplied; promotion: of sums outside the instruction; stored: formats
-    of the stored codes of A and B, None: those of the spec.
+    Args:
+        model: The model, specialised to the instruction.
+        spec: The formats and modes, A and B as they are multiplied.
+        promotion: The promotion of sums outside the instruction, if there is one.
+        stored: The formats of the stored codes of A and B; None: those of the spec.
     """
     numbers = step_numbers(model, spec)
     if numbers is None or (promotion and numbers.chain):
@@ -81,9 +85,13 @@ def multiply_by_kernels(
 ) -> Array:
     """Reduces K and returns codes of D. Under `vmap` the batch grows longer; under a mesh, batch, M and N may be sharded.
 
-    a, b: stored codes [..., M, K] and [..., K, N], K in whole instructions; c: codes [..., M, N] of the steps' results. Where chunks of K
-    are promoted, c and D are f32 and K is whole chunks. scales: codes [..., M, S] and [..., S, N]; block_scales: f32 codes [..., M, chunks]
-    and [..., chunks, N].
+    Args:
+        kernels: The kernels of the arithmetic.
+        a: Stored codes [..., M, K], K in whole instructions.
+        b: Stored codes [..., K, N].
+        c: Codes [..., M, N] of the steps' results. Where chunks of K are promoted, c and D are f32 and K is whole chunks.
+        scales: Codes [..., M, S] and [..., S, N].
+        block_scales: f32 codes [..., M, chunks] and [..., chunks, N].
     """
     pairs = [pair for pair in (scales, block_scales) if pair is not None]
     return call_batched(kernels, a, b, c, *(jnp.asarray(scale) for pair in pairs for scale in pair))

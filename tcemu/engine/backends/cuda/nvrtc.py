@@ -42,6 +42,8 @@ def version() -> tuple[int, int]:
 
 
 class CompiledText(NamedTuple):
+    """The result of a compilation by NVRTC."""
+
     code: bytes  # machine code, or PTX
     lowered_names: dict[str, str]  # the name in `code` of each name expression
     log: str  # warnings
@@ -61,11 +63,23 @@ def compile_source(
     headers: Mapping[str, str] | None = None,
     file_name: str = "tcemu.cu",
 ) -> CompiledText:
-    """Compile CUDA C++ device code. Source: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc.
+    """Compile CUDA C++ device code.
 
-    architecture: "sm_90" for machine code, "compute_90" for PTX; options: NVRTC's, as "--std=c++20" or "-DN=4"; name_expressions: templates
-    to instantiate, as "axpy<float>"; headers: texts of headers by the names under which the source includes them; file_name: of the source
-    in messages. Raises CompilationError where there is no NVRTC, or it rejects the text; with its log.
+    Args:
+        text: The source.
+        architecture: "sm_90" for machine code, "compute_90" for PTX.
+        options: NVRTC's options, as "--std=c++20" or "-DN=4".
+        name_expressions: Templates to instantiate, as "axpy<float>".
+        headers: Texts of headers by the names under which the source includes them.
+        file_name: The name of the source in messages.
+
+    Returns:
+        The code, the lowered names of `name_expressions`, and the log.
+
+    Raises:
+        CompilationError: There is no NVRTC, or it rejects the text; with its log.
+
+    Source: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc.
     """
     arguments = [option.encode() for option in (*options, f"--gpu-architecture={architecture}")]
     names, texts = [name.encode() for name in headers or ()], [content.encode() for content in (headers or {}).values()]

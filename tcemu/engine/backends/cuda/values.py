@@ -103,6 +103,7 @@ class Struct(NamedTuple):
 
     @property
     def text(self) -> str:
+        """Its definition."""
         fields = zip(self.type._fields, self.lanes, strict=True)
         return f"struct {self.name} {{ {' '.join(f'{TYPES[lane]} {name};' for name, lane in fields)} }};"
 
@@ -110,10 +111,14 @@ class Struct(NamedTuple):
 def function_text(
     name: str, formula: Callable[..., Any], *parameters: Lane | Struct, result: Struct | None = None, prefix: str = ""
 ) -> str:
-    """Returns a formula as a function of CUDA C++, which returns `result` or, None, a single number. prefix: before "__device__".
+    """Returns a formula as a function of CUDA C++.
 
-    formula: takes a value, or a named tuple of values, for each of `parameters`, their types, and returns the same kind; the parameters are
-    named as those of the formula.
+    Args:
+        name: Of the function.
+        formula: Takes a value, or a named tuple of values, for each of `parameters`, and returns the same kind.
+        parameters: Their types; they are named as those of the formula.
+        result: The struct that the function returns; None: a single number.
+        prefix: Before "__device__".
     """
     words = list(inspect.signature(formula).parameters)[: len(parameters)]
     given, declared = [], []

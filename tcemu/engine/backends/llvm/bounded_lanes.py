@@ -86,8 +86,10 @@ class LaneSteps:
     def add_any_vector(self, products: list[tuple[Value, Value]], code: Value, nan: int | None) -> Value:
         """A step of any numbers, truncated.
 
-        products: fractions below 4, and exponents; code: the accumulator; nan: the code of every NaN, or None: what becomes of an
-        accumulator that is Inf or NaN is decided elsewhere.
+        Args:
+            products: Fractions below 4, and exponents.
+            code: The accumulator.
+            nan: The code of every NaN; None: what becomes of an accumulator that is Inf or NaN is decided elsewhere.
         """
         form = self.form.step
         fraction, exponent, special = general.own_fraction(code)

@@ -123,8 +123,12 @@ def find_kernel(
 ) -> Kernel | None:
     """Returns the fastest kernel for a model, or None where its steps are not fused dot-adds whose numbers are known before tracing.
 
-    model: specialised to the instruction; spec: A and B as they are multiplied; block: products that share a block scale, 0 where there are
-    none; target: the CPU, None: this machine's; by_columns: the kernel takes B as [N, K].
+    Args:
+        model: The model, specialised to the instruction.
+        spec: The formats and modes, A and B as they are multiplied.
+        block: Products that share a block scale; 0 where there are no scales.
+        target: The CPU; None: this machine's.
+        by_columns: The kernel takes B as [N, K].
     """
     from tcemu.engine.backends.llvm.blocks import block_text
     from tcemu.engine.backends.llvm.general_steps import GeneralKernel
@@ -178,7 +182,12 @@ def run_elementwise(request: ElementwiseRequest | MagnitudeRequest, result: jax.
 
 
 def elementwise_kernel(request: ElementwiseRequest | MagnitudeRequest, target: machine_code.Target | None = None) -> Kernel:
-    """Returns the kernel of a request. target: the CPU; None: this machine's."""
+    """Returns the kernel of a request.
+
+    Args:
+        request: The request.
+        target: The CPU; None: this machine's.
+    """
     from tcemu.engine.backends.llvm.elementwise_kernel import elements_text, magnitudes_text  # they need llvmlite
 
     if isinstance(request, MagnitudeRequest):

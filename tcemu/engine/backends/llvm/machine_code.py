@@ -22,6 +22,8 @@ SEPARATOR = "\n; ---- another module\n"
 
 
 class LoadedFunctions(NamedTuple):
+    """Functions in this process."""
+
     addresses: dict[str, int]  # by name
     owner: Any  # while it lives, the functions do
 
@@ -126,9 +128,11 @@ COMPILER = store.KernelCompiler(_facts, compile_text)
 
 
 def load_functions(binary: bytes, names: Sequence[str]) -> LoadedFunctions:
-    """Load the functions of an object file of `compile_text` into this process.
+    """Load an object file of `compile_text` into this process. Raises RuntimeError if it calls a function that is not in the process.
 
-    Raises RuntimeError if it calls a function that is not in the process.
+    Args:
+        binary: The object file.
+        names: Functions of the file.
     """
     llvm = _llvm()
     library = llvm.JITLibraryBuilder().add_object_img(binary).add_current_process()

@@ -167,7 +167,10 @@ class SmallProducts:
     def load(self, pointers: list[Value], products: list[list[Value]], others: Sequence[SmallProducts] = ()) -> None:
         """Loads and decodes the operands.
 
-        pointers: of A, B and C; products: the numbers of the products among those of each operand; others: models that share the factors.
+        Args:
+            pointers: Of A, B and C.
+            products: The numbers of the products among those of each operand.
+            others: Other models that share the factors.
         """
         b, small = self.b, self.small
         self.x.load(pointers[0], products[0], [other.x for other in others])
@@ -268,8 +271,10 @@ class Factors:
     def load(self, pointer: Value, products: list[Value], others: Sequence[Factors] = ()) -> None:
         """Loads and decodes the elements.
 
-        products: the numbers of the products among those of the operand; others: the same multiplicand of other models, with the same
-        elements in another order.
+        Args:
+            pointer: Of the operand.
+            products: The numbers of the products among those of the operand.
+            others: The same multiplicand of other models, with the same elements in another order.
         """
         kernel, b, words = self.kernel, self.kernel.b, self.placed.words
         with b.loop(b.constant(I64, words), LANES) as block:

@@ -51,8 +51,13 @@ def find_matrix_kernel(
 ) -> SmallCall | None:
     """Returns the call for A [batch, M, K], B [batch, K, N] and C [batch, M, N], with K of one instruction; None if no kernel takes it.
 
-    model: specialised to the instruction; given: the formats of the codes, where C and D have that of the model's result; spec: those that
-    are multiplied; target: the CPU, None: this machine's.
+    Args:
+        model: The model, specialised to the instruction.
+        given: The formats of the codes. C and D have the format of the model's result.
+        spec: The formats that are multiplied.
+        m: Rows of D.
+        n: Columns of D.
+        target: The CPU; None: this machine's.
     """
     form = find_matrix_form(model, given, spec, m, n, target)
     return None if form is None else SmallCall(_build_kernel(form, target), (2, 2, 2, 2), (m, n))
@@ -61,6 +66,7 @@ def find_matrix_kernel(
 def find_matrix_form(
     model: Model, given: ProductSpec, spec: ProductSpec, m: int, n: int, target: machine_code.Target | None = None
 ) -> SmallForm | None:
+    """Returns the form of the kernel of `find_matrix_kernel`."""
     shapes = (given.a, m, spec.k), (given.b, spec.k, n), (F32, m, n), (F32, m, n)
     return find_small_form(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes], target)
 
@@ -90,7 +96,14 @@ def find_small_form(
 ) -> SmallForm | None:
     """Returns the form of the kernel of small products, or None where there is none.
 
-    operands: the places of A, B, C and D; the others as in `find_matrix_kernel`.
+    Args:
+        model: As in `find_matrix_kernel`, as are `given`, `spec`, `m` and `n`.
+        given: The formats of the codes.
+        spec: The formats that are multiplied.
+        m: Rows of D.
+        n: Columns of D.
+        operands: The places of A, B, C and D.
+        target: The CPU; None: this machine's.
     """
     from tcemu.engine.backends.llvm.bounded_lanes import KernelForm
     from tcemu.engine.backends.llvm.small_kernel import SideForm, SmallForm

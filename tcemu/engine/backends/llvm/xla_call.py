@@ -112,7 +112,13 @@ def start_compilation(kernel: Kernel) -> Future[bytes]:
 
 
 def call(kernel: Kernel, results: Results, *operands: Array) -> tuple[Array, ...]:
-    """Call a kernel in a program for CPUs. It sees the operands, arrays of any shapes and dtypes, in row-major order."""
+    """Call a kernel in a program for CPUs.
+
+    Args:
+        kernel: The kernel.
+        results: Shape and dtype of each result.
+        *operands: Arrays of any shapes and dtypes. The kernel sees them in row-major order.
+    """
     if lowers_late_attributes():
         code: Any = LateKernel(kernel)
     else:

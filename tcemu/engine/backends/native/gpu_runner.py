@@ -144,7 +144,11 @@ class Gpu:
 
 @cache
 def gpu() -> Gpu:
-    """Return the GPU that JAX computes on, or the first one. Raises Unsupported without a GPU or cuda-core."""
+    """Return the GPU that JAX computes on, or the first one.
+
+    Raises:
+        Unsupported: There is no GPU, or cuda-core is not installed.
+    """
     try:
         from cuda import core  # type: ignore[reportMissingImports]
     except ImportError as error:

@@ -50,10 +50,19 @@ def statement_kernel(
 ) -> StatementKernel:
     """Write the PTX kernel that runs one instruction on many cases.
 
-    form: index into `op.operand_forms`; immediates: by the names of the manual, "f", "selector_a", ...; pointers: the entry takes pointers
-    alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are read, in their order, and last the
-    parameter that is written. If that parameter is read too, both are the same buffer. Raises Unsupported for an instruction on tensor
-    memory, for which no kernel is written.
+    Args:
+        op: The instruction.
+        target: Target or GPU for which the text is written.
+        form: Index into `op.operand_forms`.
+        immediates: Immediates by the names of the manual, "f", "selector_a", ...
+        pointers: The entry takes pointers alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are
+            read, in their order, and last the parameter that is written. If that parameter is read too, both are the same buffer.
+
+    Returns:
+        The text and the numbers of its launch, a `StatementKernel`.
+
+    Raises:
+        Unsupported: The instruction works on tensor memory, for which no kernel is written.
     """
     if works_on_tensor_memory(op):
         raise Unsupported(f"{op}: no kernel is written for instructions on tensor memory; tcemu.engine.instructions.tcgen05 computes them")
@@ -168,6 +177,7 @@ def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[s
 
 
 def words_per_register(op: Instruction, name: str) -> int:
+    """Words of one register."""
     return op.register_bits(name) // 32
 
 
@@ -243,6 +253,7 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
 
 
 def works_on_tensor_memory(op: Instruction) -> bool:
+    """Return True for the instructions of tcgen05."""
     return op.family.partition(".")[0] == "tcgen05"
 
 
@@ -274,6 +285,7 @@ class Statement(NamedTuple):
 
     @property
     def input_names(self) -> list[str]:
+        """The names of the parameters that the kernel reads, in their order."""
         made = self.kernel
         return [parameter.name for parameter in made.parameters if parameter.name != made.written or reads_written_operand(self.op)]
 
