@@ -105,8 +105,10 @@ PIPELINED = frozenset({("copy", "product"), ("shift", "product"), ("shift", "cop
 def is_pipelined(first: tuple, second: tuple, *, is_read: bool) -> bool:
     """Return True if the second statement, of the same thread, comes after what the first writes.
 
-    first, second: ("product", kind, .ws, M, N, address of D), ("copy", shape) or ("shift",); is_read: the second one reads the cells, and
-    does not accumulate into them.
+    Args:
+        first: What the first one is: ("product", kind, .ws, M, N, address of D), ("copy", shape) or ("shift",).
+        second: What the second one is.
+        is_read: The second one reads the cells, and does not accumulate into them.
     """
     if first[0] == second[0] == "product":
         return not is_read and first == second
