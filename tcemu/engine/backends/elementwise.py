@@ -22,8 +22,6 @@ from tcemu.engine.formats.number_formats import F32, Format
 
 
 class PlatformKernel(NamedTuple):
-    """The kernels of one platform."""
-
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
     finds_scales: bool  # they take a MagnitudeRequest too, and e4m3 as the source

@@ -43,7 +43,6 @@ class StatementRow(NamedTuple):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The positions of the line."""
         return parse_line(self.line)
 
 
@@ -86,7 +85,6 @@ TYPE_NAME = compile(r"pred|[bus]\d+(x\d+)?|b?f\d+(x\d+)?|tf32|u?e\dm\dx\d|s2f6x2
 
 @lru_cache(maxsize=4096)
 def parse_line(line: str) -> tuple[Slot, ...]:
-    """Return the positions of a line."""
     slots = []
     for part in line.split():
         name, equals, choices = part.rpartition("=")
@@ -735,7 +733,6 @@ QUALIFIER_NEEDS: dict[str, dict[str, Needs]] = {
 
 @lru_cache(maxsize=4096)
 def statement_rows() -> tuple[StatementRow, ...]:
-    """Return the rows of all statements."""
     return (*_scalar(), *_video(), *_collectives(), *_control(), *_memory(), *_asynchronous())
 
 

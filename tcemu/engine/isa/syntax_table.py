@@ -68,7 +68,6 @@ class SyntaxRow:
     operands: tuple[str, ...] = ("d", "a", "b", "c")  # fields of the record that hold the formats
 
     def instructions(self) -> Iterator[Instruction]:
-        """Yield the row's instructions."""
         for shape, types, *values in product(self.shapes.split() or ("",), self.types, *self.choices.values()):
             formats = zip(self.operands, (FORMATS[name] for name in types.split()), strict=True)
             fields: dict[str, Any] = dict(zip(self.choices, values, strict=True)) | dict(formats)
@@ -373,7 +372,6 @@ def statement_needs(op: Instruction) -> Needs | None:
 
 @cache
 def syntax_rows() -> dict[Instruction, SyntaxRow]:
-    """Return the row of every instruction."""
     rows: dict[Instruction, SyntaxRow] = {}
     for row in (*_mma(), *_mma_sp(), *_wmma(), *_wmma_memory(), *_movers(), *_wgmma(), *_tcgen05_memory(), *_tcgen05_mma()):
         for op in row.instructions():

@@ -145,12 +145,10 @@ class Fragment:
 
     @property
     def rows(self) -> int:
-        """Rows of the matrix."""
         return self.shape[-2]
 
     @property
     def columns(self) -> int:
-        """Columns of the matrix."""
         return self.shape[-1]
 
     def decode(self, elements: Any, *, trailing: int = 0) -> Any:

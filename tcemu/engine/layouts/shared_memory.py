@@ -35,8 +35,6 @@ SECTION = "PTX ISA 9.7.15.5.1.2"
 
 
 class DescriptorField(NamedTuple):
-    """A field of the descriptor."""
-
     low: int  # lowest bit
     bits: int  # width
     in_units: bool = False  # True for an address or offset in units of 16 bytes

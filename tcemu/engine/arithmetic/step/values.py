@@ -149,11 +149,9 @@ class Value(ABC):
         return self.apply("select", typed.lane, typed._match(yes), typed._match(no))
 
     def bits(self) -> Self:
-        """The bits of a float as an integer."""
         return self.apply("bits", Lane("int", self.lane.bits))
 
     def as_float(self) -> Self:
-        """The float with these bits."""
         return self.apply("float", Lane("float", self.lane.bits))
 
     def resize(self, lane: Lane, signed: bool = True) -> Self:
@@ -175,7 +173,6 @@ class Value(ABC):
         return self.apply("clz", self.lane)
 
     def widen(self) -> Self:
-        """An f32 as an f64."""
         return self.apply("fpext", F64)
 
     def narrow(self, rounding: str) -> Self:
@@ -195,5 +192,4 @@ class Value(ABC):
         return self.apply("muladd", self.lane, self._match(y), self._match(z))
 
     def never(self) -> Self:
-        """A condition that does not hold."""
         return self.constant(0, BOOL)

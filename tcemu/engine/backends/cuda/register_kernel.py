@@ -95,7 +95,6 @@ def _plan(kernel: RegisterKernel) -> TablePlan:
 
 
 def register_kernel_text(kernel: RegisterKernel) -> str:
-    """Return the CUDA C++ of a register kernel."""
     n, spec, warp, made = kernel.numbers, kernel.spec, kernel.warp, _plan(kernel)
     tables = f"constexpr bool C_SAME = {int(kernel.result == warp.c.format)};\n{tables_text(n, warp, made)}"
     return source.kernel_text("warp", n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))

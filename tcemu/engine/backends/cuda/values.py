@@ -103,7 +103,6 @@ class Struct(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its definition."""
         fields = zip(self.type._fields, self.lanes, strict=True)
         return f"struct {self.name} {{ {' '.join(f'{TYPES[lane]} {name};' for name, lane in fields)} }};"
 

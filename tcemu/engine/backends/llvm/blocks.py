@@ -45,7 +45,6 @@ class BlockForm(NamedTuple):
 
 
 def code_type(fmt: Format) -> ir.IntType:
-    """The type of a code in memory."""
     return ir.IntType(8 * fmt.dtype.itemsize)
 
 

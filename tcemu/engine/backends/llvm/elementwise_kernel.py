@@ -18,8 +18,6 @@ TASK_ELEMENTS = 1 << 15
 
 
 class ElementwiseKernel:
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, request: ElementwiseRequest) -> None:
         self.request, self.b = request, build_task(module, name)
         b = self.b

@@ -159,7 +159,6 @@ class GeneralSteps:
         self.classes = self.b.allocate(ir.VectorType(F32, LANES))
 
     def add(self, step: Value, accumulators: Value) -> None:
-        """Computes one step for the block."""
         b = self.b
         self.x.prepare(step)
         self.y.prepare(step)
@@ -298,8 +297,6 @@ class GeneralSteps:
 
 
 class GeneralKernel(BlockKernel):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: GeneralForm) -> None:
         super().__init__(module, name, form.of_block((form.lines, form.lines), min(GROUP, form.lines)))
         self.form, b = form, self.b

@@ -52,7 +52,6 @@ class GroupedKernelForm(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of a step."""
         return self.step.groups
 
     @property
@@ -192,8 +191,6 @@ def add_bytes(b: Builder, total: Value, x: Value, y: Value) -> Value:
 
 
 class GroupedKernel(BlockKernel):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: GroupedKernelForm) -> None:
         super().__init__(module, name, form.general.of_block((ROWS, COLUMNS), form.neighbours), form.wide_registers)
         self.form, b = form, self.b

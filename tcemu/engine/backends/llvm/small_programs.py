@@ -66,7 +66,6 @@ def find_matrix_kernel(
 def find_matrix_form(
     model: Model, given: ProductSpec, spec: ProductSpec, m: int, n: int, target: machine_code.Target | None = None
 ) -> SmallForm | None:
-    """Returns the form of the kernel of `find_matrix_kernel`."""
     shapes = (given.a, m, spec.k), (given.b, spec.k, n), (F32, m, n), (F32, m, n)
     return find_small_form(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes], target)
 

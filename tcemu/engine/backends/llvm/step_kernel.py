@@ -107,8 +107,6 @@ class Side(BlockSide):
 
 
 class StepKernel(BlockKernel, LaneSteps):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         block = BlockForm(ROWS, COLUMNS, GROUP, form.step.a, form.step.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
         BlockKernel.__init__(self, module, name, block, form.wide_registers)
