@@ -355,25 +355,24 @@ class Sweep(SavedResult):
             )
         numeric = [name for name, values in self.axes.items() if sum(_is_number(value) for value in values) > 1]
         axis = axis or (numeric[0] if numeric else None)
-        series: dict[str, list[tuple[float, float, float, float]]] = {}
+        series: dict[str, list[tuple[float, Sequence[float]]]] = {}
         place, names = self.column_names.index(measure), list(self.axes)
-        marks: dict[str, float] = {}
-        spans: dict[str, tuple[float, float]] = {}
+        marks: dict[str, Sequence[float]] = {}
         for values, rows in self._rows_by_point():
             errors = [row[place] for row in rows]
             others = ", ".join(_axis_text(name, value) for name, value in zip(names, values, strict=True) if name != axis)
             x = None if axis is None else values[names.index(axis)]
             if x is not None and _is_number(x):
-                series.setdefault(others, []).append((x, fmean(errors), min(errors), max(errors)))
+                series.setdefault(others, []).append((x, errors))
             elif axis is None:
-                marks[others], spans[others] = fmean(errors), (min(errors), max(errors))
+                marks[others] = errors
         shown, several = measure.replace("_", " "), len(self.seeds) > 1
         note = self._plot_note(measure, "bars" if axis is None else "bands")
         over = ", ".join(name.replace("_", " ") for name in ([axis] if axis else self.axes))
         title = f"{shown[0].upper()}{shown[1:]} over {over}" + (f", {len(self.seeds)} seeds" if several else "")
         if axis is not None:
             return line_plot(series, title=title, x_label=axis.replace("_", " "), y_label=shown, note=note)
-        return dot_plot(list(marks), {shown: marks}, title=title, label=shown, note=note, spans={shown: spans} if several else {})
+        return dot_plot({shown: marks}, title=title, label=shown, note=note)
 
     def _plot_note(self, measure: str, spread: str) -> str:
         """Say what the picture's figures are: the definition, the spread over seeds, the GPUs with their evidence, and the operands."""
