@@ -1,6 +1,7 @@
 """`run`: one instruction on the GPU that is here, with the arguments of the emulated operation."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -82,20 +83,12 @@ def _wmma_mma(op: Instruction, *operands: ArrayLike) -> StatementLaunch:
     return wmma_mma_launch(op, bind_wmma_mma(op, *operands))
 
 
-def _wmma_load(op: WmmaMemory, *operands: ArrayLike, **place: Any) -> StatementLaunch:
-    return wmma_memory_launch(op, memory_lines(op), bind_wmma_load(op, *operands, **place), place.get("offset", 0), place.get("stride"))
+def _wmma_memory(bind: Callable[..., Any], op: WmmaMemory, *operands: ArrayLike, **place: Any) -> StatementLaunch:
+    return wmma_memory_launch(op, memory_lines(op), bind(op, *operands, **place), place.get("offset", 0), place.get("stride"))
 
 
-def _wmma_store(op: WmmaMemory, *operands: ArrayLike, **place: Any) -> StatementLaunch:
-    return wmma_memory_launch(op, memory_lines(op), bind_wmma_store(op, *operands, **place), place.get("offset", 0), place.get("stride"))
-
-
-def _ldmatrix(op: Mover, *operands: ArrayLike) -> StatementLaunch:
-    return mover_launch(op, bind_ldmatrix(op, *operands, every_lane=True))
-
-
-def _stmatrix(op: Mover, *operands: ArrayLike) -> StatementLaunch:
-    return mover_launch(op, bind_stmatrix(op, *operands, every_lane=True))
+def _mover(bind: Callable[..., Any], op: Mover, *operands: ArrayLike) -> StatementLaunch:
+    return mover_launch(op, bind(op, *operands, every_lane=True))
 
 
 def _movmatrix(op: Instruction, *operands: ArrayLike) -> StatementLaunch:
@@ -107,6 +100,7 @@ def _wgmma(op: MatrixMultiply, *operands: Any, **keywords: Any) -> StatementLaun
 
 
 LAUNCHES: dict[str, Callable[..., StatementLaunch]] = {
-    "mma": _mma, "mma.sp": _mma, "wmma.load": _wmma_load, "wmma.mma": _wmma_mma, "wmma.store": _wmma_store,
-    "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "movmatrix": _movmatrix, "wgmma": _wgmma, "wgmma.sp": _wgmma,
+    "mma": _mma, "mma.sp": _mma, "wmma.load": partial(_wmma_memory, bind_wmma_load), "wmma.mma": _wmma_mma,
+    "wmma.store": partial(_wmma_memory, bind_wmma_store), "ldmatrix": partial(_mover, bind_ldmatrix),
+    "stmatrix": partial(_mover, bind_stmatrix), "movmatrix": _movmatrix, "wgmma": _wgmma, "wgmma.sp": _wgmma,
 }  # fmt: skip
