@@ -32,7 +32,7 @@ from jax.typing import DTypeLike
 from tcemu.base.plain_values import Codec, Codecs, from_plain, to_plain
 from tcemu.base.provenance import function_name
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, parse_json
-from tcemu.operations.functional.kernel_json import kernel_from_dict, kernel_to_dict
+from tcemu.operations.functional.kernel_values import kernel_from_dict, kernel_to_dict
 from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.operations.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
 from tcemu.operations.products.recipe_kinds import find_kind, registered_kinds

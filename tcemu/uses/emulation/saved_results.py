@@ -13,8 +13,7 @@ from tcemu.base.plain_values import Codec, Codecs, field_types, from_plain, to_p
 from tcemu.base.provenance import function_name
 from tcemu.base.results import SavedResult
 from tcemu.base.saved_files import DamagedFile, check_members
-from tcemu.operations.functional.kernel_json import kernel_from_dict, kernel_to_dict
-from tcemu.operations.functional.kernel_values import KernelValue
+from tcemu.operations.functional.kernel_values import KernelValue, kernel_from_dict, kernel_to_dict
 from tcemu.uses.emulation.decisions import Choice
 from tcemu.uses.emulation.function_choices import FunctionChoice
 from tcemu.uses.emulation.function_patterns import FUNCTIONS

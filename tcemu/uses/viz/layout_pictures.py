@@ -20,7 +20,7 @@ from tcemu.engine.isa.operand_fragments import register_fragments
 from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Product
 from tcemu.engine.layouts.fragment_layouts import Fragment
 from tcemu.engine.layouts.packing import container
-from tcemu.engine.layouts.shared_memory import ATOM_LINES, CANONICAL, SECTION, UNIT, SharedLayout
+from tcemu.engine.layouts.shared_memory import ATOM_LINES, SECTION, SWIZZLE_BYTES, UNIT, SharedLayout
 from tcemu.engine.layouts.tensor_memory import LANES as TENSOR_MEMORY_LANES
 from tcemu.engine.layouts.tensor_memory import accumulator_cells, accumulator_layout
 from tcemu.uses.viz.svg_drawing import (
@@ -132,7 +132,7 @@ def page(op: str | Instruction, lane: int | None = None) -> str:
 def atom_grids(op: Instruction, name: str) -> Iterator[list[Grid]]:
     """Yield, for each major that the operand may have, a grid for each canonical layout; a cell is 16 bytes."""
     for major in ("k", "mn") if f"imm_trans_{DESCRIPTOR_MATRICES[name]}" in op.operands else ("k",):
-        yield [_atom_grid(op, name, major, swizzle) for swizzle in sorted(row.swizzle for row in CANONICAL if row.major == major)]
+        yield [_atom_grid(op, name, major, swizzle) for swizzle in sorted(SWIZZLE_BYTES)]
 
 
 def _atom_grid(op: Instruction, name: str, major: str, swizzle: int) -> Grid:
