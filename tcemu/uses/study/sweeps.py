@@ -320,15 +320,13 @@ class Sweep(SavedResult):
         cells, number = [], 0
         shown = [name for name in ("target", "evidence") if name in self.fact_columns]
         for values, rows in self._rows_by_point():
-            errors = [[row[len(values) + 1 + i] for row in rows] for i in range(len(self.measures) + 1)]
-            cells.append([*map(str, values), *(f"{fmean(one):.3g}" for one in errors[:-1]), str(sum(errors[-1]))])
-            cells[-1][len(values) + 1 : len(values) + 1] = [f"{stdev(errors[0]):.1g}"] if several else []
+            *errors, not_finite = zip(*(row[len(values) + 1 :] for row in rows), strict=True)
+            means, spread = [f"{fmean(one):.3g}" for one in errors], [f"{stdev(one):.1g}" for one in errors[:several]]
             facts = dict(zip(self.fact_columns, self._row_facts(number), strict=True))
-            cells[-1][len(values) : len(values)] = [facts[name] or "-" for name in shown]
+            known = [facts[name] or "-" for name in shown]
+            cells.append([*map(str, values), *known, *means[:1], *spread, *means[1:], str(sum(not_finite))])
             number += len(rows)
-        heads = [*self.axes, *self.measures, "not finite"]
-        heads[len(self.axes) + 1 : len(self.axes) + 1] = ["deviation"] if several else []
-        heads[len(self.axes) : len(self.axes)] = shown
+        heads = [*self.axes, *shown, *self.measures[:1], *["deviation"] * several, *self.measures[1:], "not finite"]
         if all(row[-1] == "0" for row in cells):
             heads, cells = heads[:-1], [row[:-1] for row in cells]
         lines = table_lines([head.replace("_", " ") for head in heads], cells, left=tuple(range(len(self.axes) + len(shown))))
