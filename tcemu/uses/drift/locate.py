@@ -192,8 +192,10 @@ class _Search:
         *,
         earlier: bool = False,
         trial: Trial | None = None,
+        other: Record | None = None,
     ) -> Side:
-        expected = record.value(result)
+        """Explain a result by operations of a record. other: the record that has the result, if it is another one."""
+        expected = (other or record).value(result)
         if expected is None or result.rows is not None:
             return Side(problem="unexplained: the result was not kept")
         where = np.arange(min(64, expected.size)) if differing is None else differing
@@ -206,17 +208,17 @@ class _Search:
         differing = self._differing(x, y)
         sides = []
         for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):
-            sides.append(self._explain(run, operations, tensor, differing, earlier=len(operations) == 1))
-        for i, (run, operations, tensor) in enumerate(((self.left, match.left, x), (self.right, match.right, y))):
-            if not sides[i].fits and operations[-1].parts:
-                sides[i] = self._explain_parts(run, operations[-1], tensor, differing)
+            side = self._explain(run, operations, tensor, differing, earlier=len(operations) == 1)
+            if not side.fits and operations[-1].parts:
+                side = self._explain_parts(run, operations[-1], tensor, differing)
+            sides.append(side)
         left, right = sides
         if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
             if not right.fits and x.shape == y.shape:
-                fused = self._explain_result(self.left, match.left, self.right, y, differing)
+                fused = self._explain(self.left, match.left, y, differing, other=self.right)
                 right = fused if fused.fits or right.problem else right
             if not left.fits and x.shape == y.shape:
-                fused = self._explain_result(self.right, match.right, self.left, x, differing)
+                fused = self._explain(self.right, match.right, x, differing, other=self.left)
                 left = fused if fused.fits or left.problem else left
         cause = find_cause(left, right)
         if left.fits and right.fits and x.dtype != y.dtype:
@@ -240,15 +242,6 @@ class _Search:
             return Side(problem="unexplained: its parts have several arithmetics")
         where = f"in part {', '.join(str(part.index) for part in changed)}: "
         return replace(sides[0], fits=tuple(fit._replace(words=where + fit.words) for fit in common))
-
-    def _explain_result(
-        self, record: Record, operations: tuple[Operation, ...], other: Record, result: TensorRecord, differing: np.ndarray | None
-    ) -> Side:
-        """Explain a result of the other record by the operations of this one."""
-        expected = other.value(result)
-        if expected is None or result.rows is not None:
-            return Side(problem="unexplained: the result was not kept")
-        return explain_side(record, operations, expected, np.arange(64) if differing is None else differing, self.targets)
 
     def _legitimacy(self, match: Match, x: TensorRecord, y: TensorRecord, left: Side, right: Side) -> Legitimacy | None:
         a, b = self.left.value(x), self.right.value(y)
