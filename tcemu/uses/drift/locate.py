@@ -19,8 +19,7 @@ from tcemu.uses.drift.causes import (
     Trial,
     build_program,
     build_trial,
-    explain_side,
-    explain_with_producers,
+    explain_result,
     find_cause,
     find_common_arithmetic,
     program_inputs,
@@ -107,6 +106,7 @@ def _without_containers(lines: list[Line], right: Record) -> list[Line]:
 class _Search:
     def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
         self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
+        self._explain = partial(explain_result, targets=targets)
         self.common: dict[tuple, list[Choices]] = {}  # of earlier operations of one kind, the latest first
         self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
 
@@ -157,10 +157,10 @@ class _Search:
             if found is not None:
                 self.common[kind] = [found, *(choices for choices in known if choices != found)]
                 return None
-        left = self._explain(self.left, (x_op,), x, None, trial=trials[0])
+        left = self._explain(self.left, (x_op,), x, trial=trials[0])
         if not left.fits:
             return None
-        right = self._explain(self.right, (y_op,), y, None, trial=trials[1])
+        right = self._explain(self.right, (y_op,), y, trial=trials[1])
         return (left, right) if right.fits and not _share_arithmetic(left, right) else None
 
     def _equal_operands(self, match: Match) -> bool:
@@ -182,27 +182,6 @@ class _Search:
         a, b = pair
         different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else raw_words(a) != raw_words(b)
         return np.flatnonzero(different)
-
-    def _explain(
-        self,
-        record: Record,
-        operations: tuple[Operation, ...],
-        result: TensorRecord,
-        differing: np.ndarray | None,
-        *,
-        earlier: bool = False,
-        trial: Trial | None = None,
-        other: Record | None = None,
-    ) -> Side:
-        """Explain a result by operations of a record. other: the record that has the result, if it is another one."""
-        expected = (other or record).value(result)
-        if expected is None or result.rows is not None:
-            return Side(problem="unexplained: the result was not kept")
-        where = np.arange(min(64, expected.size)) if differing is None else differing
-        place = next((i for i, tensor in enumerate(operations[-1].results) if tensor is result), 0)
-        if earlier:
-            return explain_with_producers(record, operations[0], expected, where, self.targets, place)
-        return explain_side(record, operations, expected, where, self.targets, trial, place)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
@@ -234,7 +213,7 @@ class _Search:
         ends = np.cumsum([part.results[0].shape[axis] for part in joined.parts])
         indices = np.arange(0) if differing is None else np.unravel_index(differing, result.shape)[axis]
         changed = [joined.parts[i] for i in np.unique(np.searchsorted(ends, indices, side="right"))]
-        sides = [self._explain(record, (part,), part.results[0], None, earlier=True) for part in changed]
+        sides = [self._explain(record, (part,), part.results[0], earlier=True) for part in changed]
         if not sides or not all(side.fits for side in sides):
             return next((side for side in sides if not side.fits), Side(problem="unexplained: the parts were not kept"))
         common = [fit for fit in sides[0].fits if all(any(fit.words == other.words for other in side.fits) for side in sides[1:])]
