@@ -151,7 +151,8 @@ def compare(
     for side, observer in enumerate((left, right)):
         with emulated(targets[side], config=configs[side], redirect_cuda=redirect_cuda) as report:
             triton_driver.active.observer = observer  # the driver of `emulated`
-            returned.append(programs[side](*map(_copy_argument, args)))
+            copies = (as_tensor(np.array(each)) if isinstance(each, np.ndarray) else copy.deepcopy(each) for each in args)
+            returned.append(programs[side](*copies))
         names.append(report.target)
     statement, reason = right.find_statement((names[0], names[1]))
     results = [_flatten_arrays(value) for value in returned]
@@ -164,12 +165,6 @@ def compare(
         statement_reason=reason,
         triton=describe_version(),
     )
-
-
-def _copy_argument(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return as_tensor(np.array(value))
-    return copy.deepcopy(value)
 
 
 def _flatten_arrays(value: Any, name: str = "result") -> dict[str, np.ndarray]:

@@ -49,6 +49,16 @@ def test_a_race_between_blocks_names_both_statements():
     assert all(opcode in lines[int(line) - 1] for line, opcode, _ in found)
 
 
+def test_a_product_by_one_warp_of_a_warpgroup_is_no_error_of_the_tracker():
+    kernel = KERNELS["wgmma: no proxy fence"]
+    tensor = ptx.TensorMap(np.zeros((64, 64), np.float16), "f16", [64, 64], [64, 64])
+    args = [np.zeros(1024, np.uint32), np.zeros(4096, np.float32), tensor]
+    found = ptx.run(kernel.text(right=True), grid=1, block=32, args=args, target="sm_90a", checked=True)
+    assert any("a-desc reads bytes of shared memory that nothing has written" in note for note in found.notes)
+    with pytest.raises(UndefinedBehaviour, match=kernel.message):
+        ptx.run(kernel.text(right=False), grid=1, block=32, args=args, target="sm_90a", checked=True)
+
+
 def test_nothing_is_found_outside_checked_mode():
     kernel = KERNELS["global memory: threads of a block"]
     tensor = ptx.TensorMap(np.zeros((64, 64), np.float16), "f16", [64, 64], [64, 64])

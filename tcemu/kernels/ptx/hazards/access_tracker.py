@@ -11,7 +11,7 @@ promised is the table in `promises`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from tcemu.kernels.ptx.hazards.clocks import FENCED, KNOWN, MAX_PHASE_COLUMNS, V
 from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
 from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, PlaceReporter
 from tcemu.kernels.ptx.simt.chunk import Chunk
 from tcemu.kernels.ptx.simt.device_memory import (
     CONST_ROOM,
@@ -53,18 +53,6 @@ from tcemu.kernels.ptx.text.ptx_types import KINDS
 UNIT_BYTES = 16
 MAX_CLOCK_BYTES, MAX_RECORD_BYTES = 1 << 26, 1 << 32  # above these, blocks or a memory are not followed
 GENERIC_SPACES = ("", "shared", "shared::cluster", "global", "const")
-
-
-class HazardReporter(Protocol):
-    """The launch as the tracker needs it."""
-
-    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
-        """Return a statement and the thread that executed it in words."""
-        ...
-
-    def raise_fault(self, chunk: Chunk) -> None:
-        """Raise the first fault that the chunk has met by itself, if there is one."""
-        ...
 
 
 class Threads(NamedTuple):
@@ -113,13 +101,15 @@ class AccessTracker:
     """
 
     def __init__(
-        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, memory_bytes: int, rooms: tuple[Any, Any],
-        reporter: HazardReporter,
-    ) -> None:  # fmt: skip
+        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, chunk: Chunk, reporter: PlaceReporter
+    ) -> None:
+        """Follow a chunk of `shape` (blocks, threads)."""
         self.kernel, self.reporter = kernel, reporter
         self.blocks, self.threads_per_block = shape
         self.cluster, self.shared_bytes = cluster, -(-shared_bytes // UNIT_BYTES) * UNIT_BYTES
-        self.room_starts, self.room_sizes = (np.asarray(each).astype(np.int64) for each in rooms)
+        self.room_starts, self.room_sizes = (
+            np.asarray(chunk.leaves[index]).astype(np.int64) for index in chunk.layout.leaves_below("rooms")
+        )
         self.notes: dict[tuple[Hazard, int], str] = {}
         self.asynchronous = any(_uses_async_proxy(line) for line in kernel.statements)
         self.orders = any(_orders_by_memory(line) for line in kernel.statements)
@@ -137,7 +127,7 @@ class AccessTracker:
         warps = self.clocks.warps
         self.slots = cluster * warps + -(-warps // 4) + 1  # readers of shared memory: warps, warpgroups' products, bulk copies
         self.shared = self._records("shared", self.blocks * self.shared_bytes, granules["shared"], self.slots)
-        self.memory = self._records("global", memory_bytes, granules["global"], 2)
+        self.memory = self._records("global", 4 * chunk["memory"].size, granules["global"], 2)
         self.mbarriers: dict[tuple[int, int], Phases] = {}
         self._touched_mbarriers: set[tuple[int, int]] = set()  # those that the current statement may have completed
         self.pools: dict[int, np.ndarray] = {}  # what threads pass to each barrier, int32[blocks, planes, columns]
@@ -385,7 +375,7 @@ class AccessTracker:
         for runs in self._locate(event, space, address, executing, size):
             records, who = runs.records, runs.who
             cells = records.cells(runs.first_byte, size)
-            own = None if values is None else _cell_values(values[runs.places], records.granule)
+            own = None if values is None else np.ascontiguousarray(values[runs.places]).view(f"<u{records.granule}").astype(np.uint32)
             equal = None if own is None else records.value[cells] == own
             self._check_writer(event, runs, cells, strong, Hazard.UNORDERED_WRITE, equal)
             if not compares:
@@ -674,11 +664,6 @@ def narrow_granules(granules: dict[str, int], space: str, size: int) -> None:
     for name in granules:
         if not space or space.startswith(name):
             granules[name] = min(granules[name], size)
-
-
-def _cell_values(values: np.ndarray, granule: int) -> np.ndarray:
-    """Return the values of cells, uint32[n, cells], of bytes uint8[n, size]."""
-    return np.ascontiguousarray(values).view(f"<u{granule}").astype(np.uint32)
 
 
 def _uses_async_proxy(line: LinkedStatement) -> bool:

@@ -19,12 +19,12 @@ from tcemu.kernels.ptx.hazards.access_records import (
     decode_access,
     encode_access,
 )
-from tcemu.kernels.ptx.hazards.access_tracker import UNIT_BYTES, AccessTracker, Handler, HazardReporter, Runs, Threads, narrow_granules
+from tcemu.kernels.ptx.hazards.access_tracker import UNIT_BYTES, AccessTracker, Handler, Runs, Threads, narrow_granules
 from tcemu.kernels.ptx.hazards.clocks import KNOWN, VISIBLE, Column
 from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
 from tcemu.kernels.ptx.hazards.operand_places import box_ranges, decode_map, descriptor_units
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, PlaceReporter
 from tcemu.kernels.ptx.simt import tensor_maps as maps
 from tcemu.kernels.ptx.simt.chunk import Chunk
 from tcemu.kernels.ptx.simt.device_memory import (
@@ -47,10 +47,9 @@ class HazardTracker(AccessTracker):
     """The hazards of a chunk of blocks."""
 
     def __init__(
-        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, memory_bytes: int, rooms: tuple[Any, Any],
-        reporter: HazardReporter,
-    ) -> None:  # fmt: skip
-        super().__init__(kernel, shape, cluster, shared_bytes, memory_bytes, rooms, reporter)
+        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, chunk: Chunk, reporter: PlaceReporter
+    ) -> None:
+        super().__init__(kernel, shape, cluster, shared_bytes, chunk, reporter)
         warps = self.clocks.warps
         self.copy_groups = np.zeros((*shape, RING), np.int32)  # last cp.async of each committed group
         self.copy_committed = np.zeros(shape, np.int64)
@@ -169,7 +168,7 @@ class HazardTracker(AccessTracker):
         writers = _distinct(records.writer[cells].ravel())
         generic = writers[self._is_generic(writers)]
         for plane, hazard, accesses in ((KNOWN, Hazard.UNORDERED_READ, writers), (VISIBLE, Hazard.PROXY_FENCE_MISSING, generic)):
-            for threads in groups if len(accesses) else ():
+            for threads in filter(len, groups if len(accesses) else ()):
                 count = len(threads)
                 rows = np.full(len(accesses) * count, row)
                 wrong = self._unordered(np.repeat(accesses, count), rows, np.tile(threads, len(accesses)), plane, False)
@@ -337,7 +336,9 @@ class HazardTracker(AccessTracker):
                 at = [int(np.int64(np.uint32(each[row, thread]).astype(np.int32))) for each in given]
                 ranges = box_ranges(box, at) if plain else []
                 shared = np.uint64(address[row, thread])
-                self._check_alignment(event, row, thread, int(shared), box.swizzle)
+                period, start = 8 * box.swizzle, int(shared) & SHARED_OFFSET_MASK
+                if period and start % period:
+                    self._forbid(event, Hazard.STAGE_ALIGNMENT, row, thread, start, period)
                 if to_global:
                     self._store_bulk(event, row, thread, shared, count, ranges, "reduce" in parts)
                     continue
@@ -346,12 +347,6 @@ class HazardTracker(AccessTracker):
                 self._load_bulk(event, row, thread, shared, count, others[1], ranks, box.swizzle)
 
         return follow
-
-    def _check_alignment(self, event: ExecutedStatement, row: int, thread: int, address: int, swizzle: int) -> None:
-        period = 8 * swizzle
-        offset = address & SHARED_OFFSET_MASK
-        if swizzle and offset % period:
-            self._forbid(event, Hazard.STAGE_ALIGNMENT, row, thread, offset, period)
 
     def _map_words(self, event: ExecutedStatement, row: int, address: int) -> bytes | None:
         """Return the words of a tensor map at a generic address; None where no map lies."""
@@ -545,13 +540,3 @@ class HazardTracker(AccessTracker):
 def _distinct(values: np.ndarray) -> np.ndarray:
     """Return the different values of an array."""
     return values[:1] if len(values) and (values == values[0]).all() else np.unique(values)
-
-
-def hazard_tracker(
-    kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, chunk: Chunk, reporter: HazardReporter
-) -> HazardTracker | None:
-    """Return the tracker of a chunk of `shape` (blocks, threads), or None if the kernel is not checked."""
-    if not kernel.checked:
-        return None
-    memory, rooms = chunk["memory"], [np.asarray(chunk.leaves[index]) for index in chunk.layout.leaves_below("rooms")]
-    return HazardTracker(kernel, shape, cluster, shared_bytes, 4 * memory.size, (rooms[0], rooms[1]), reporter)

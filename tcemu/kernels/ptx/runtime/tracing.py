@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from jax import Array
@@ -65,6 +66,18 @@ class ExecutedStatement:
 
 
 Observer = Callable[[ExecutedStatement], None]  # called after each statement
+
+
+class PlaceReporter(Protocol):
+    """Names of places of a launch, and its faults, as the checkers of checked mode need them."""
+
+    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
+        """Return a statement and the thread that executed it in words."""
+        ...
+
+    def raise_fault(self, chunk: Chunk) -> None:
+        """Raise the first fault that the chunk has met by itself, if there is one."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def _apply_wide_atomic(
         number, words, old = state
         here = mask & (rank == number)
         runs = device_memory.gather_words(words, index, 4)
-        current = [runs[i].astype(jnp.uint64) | runs[i + 1].astype(jnp.uint64) << np.uint64(32) for i in (0, 2)]
+        current = [device_memory.join_words(*runs[i : i + 2]) for i in (0, 2)]
         writes = here if c is None else here & (current[0] == b[0]) & (current[1] == b[1])
         new = [word for half in (b if c is None else c) for word in device_memory.split_words(half)]
         words = device_memory.scatter_runs(words, index, new, writes, exclusive=True)

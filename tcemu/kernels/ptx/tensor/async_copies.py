@@ -25,7 +25,7 @@ from jax import Array, lax
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.statement_table import Choices
 from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Step
-from tcemu.kernels.ptx.simt.device_memory import gather_words, replace_rank, scatter_runs
+from tcemu.kernels.ptx.simt.device_memory import extract_element, gather_words, replace_rank, scatter_runs
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
@@ -194,15 +194,6 @@ def _replace_memories(machine: Machine, memories: tuple[Array, Array]) -> Machin
     return replace(machine, memory=memories[0], shared=memories[1])
 
 
-def copy_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array) -> Machine:
-    """Copy 16 bytes for each active lane from `source` to `target`, uint64[blocks, lanes], in the spaces of source and target.
-
-    The addresses must be valid, see `check_ranges`.
-    """
-    values = load_units(machine, spaces[0], source)
-    return store_units(machine, spaces[1], values, target, active)
-
-
 def load_units(machine: Machine, space: str, source: Array) -> list[Array]:
     """Return the four words of each lane at `source`, uint64[blocks, lanes]."""
     return gather_words(*unit_words(machine, space, source), UNIT_WORDS)
@@ -212,15 +203,6 @@ def store_units(machine: Machine, space: str, values: list[Array], target: Array
     """Store the four words of each active lane at `target`, uint64[blocks, lanes]."""
     words, index = unit_words(machine, space, target)
     return machine.with_words(space, scatter_runs(words, index, values, active))
-
-
-def _copy_masked_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array, mask: Array) -> Machine:
-    """Copy as `copy_units`, and of each 16 bytes only those whose bits are set in `mask`."""
-    values = []
-    for i, (fresh, old) in enumerate(zip(load_units(machine, spaces[0], source), load_units(machine, spaces[1], target), strict=True)):
-        bits = sum((mask >> np.uint32(4 * i + byte) & np.uint32(1)) * np.uint32(0xFF << 8 * byte) for byte in range(4))
-        values.append(fresh & bits | old & ~bits)
-    return store_units(machine, spaces[1], values, target, active)
 
 
 def each_destination(machine: Machine, mask: Array | None) -> Iterator[tuple[Array | None, Array | None]]:
@@ -313,14 +295,16 @@ def _copy_ranges(machine: Machine, copy: CopyValues, *, spaces: tuple[str, str])
     def copy_range(machine: Machine, unit: Array, present: Array) -> Machine:
         offset = unit.astype(jnp.uint64) * np.uint64(UNIT_BYTES)
         source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
+        values = load_units(machine, spaces[0], source)
+        if "bytes" in copy:  # of each 16 bytes only those whose bits are set
+            chosen = [copy["bytes"][:, None] >> np.uint32(i) & np.uint32(1) for i in range(UNIT_BYTES)]
+            masks = [sum(chosen[4 * i + byte] * np.uint32(0xFF << 8 * byte) for byte in range(4)) for i in range(UNIT_WORDS)]
+            old = load_units(machine, spaces[1], target)
+            values = [new & mask | before & ~mask for new, before, mask in zip(values, old, masks, strict=True)]
         mask = copy["mask"][:, None] if "mask" in copy else None
         for rank, goes in each_destination(machine, mask):
             address = target if rank is None else replace_rank(target, rank)
-            there = present if goes is None else present & goes
-            if "bytes" in copy:
-                machine = _copy_masked_units(machine, spaces, source, address, there, copy["bytes"][:, None])
-            else:
-                machine = copy_units(machine, spaces, source, address, there)
+            machine = store_units(machine, spaces[1], values, address, present if goes is None else present & goes)
         return machine
 
     return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), copy_range)
@@ -335,7 +319,7 @@ def _reduce_ranges(machine: Machine, copy: CopyValues, *, atomic: Atomic, space:
         source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
         words = load_units(machine, "shared", source)
         for i in range(8 * UNIT_BYTES // bits):
-            value = _extract_element(words, i, bits)
+            value = extract_element(words[i * bits // 32 :], jnp.full(target.shape, i * bits // 8, jnp.uint64), bits)
             address = target + np.uint64(i * bits // 8)
             index = machine.locate_words(space, address, bits // 8).first_word
             requests = AtomicRequests(index, address, value, jnp.zeros_like(value), present)
@@ -343,12 +327,3 @@ def _reduce_ranges(machine: Machine, copy: CopyValues, *, atomic: Atomic, space:
         return machine
 
     return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), reduce_units)
-
-
-def _extract_element(words: list[Array], i: int, bits: int) -> Array:
-    """Return element i of a unit's four words."""
-    if bits == 64:
-        return words[2 * i].astype(jnp.uint64) | words[2 * i + 1].astype(jnp.uint64) << np.uint64(32)
-    if bits == 32:
-        return words[i]
-    return words[i // 2] >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)

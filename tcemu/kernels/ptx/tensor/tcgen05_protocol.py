@@ -12,9 +12,9 @@ only `tcgen05.fence` would order is a note. Source: PTX ISA 9.7.16.6; the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,10 +39,10 @@ from tcemu.engine.layouts.tensor_memory import (
     move_cells,
     scale_cells,
 )
+from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker
 from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER, ending_kind
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
-from tcemu.kernels.ptx.simt.chunk import Chunk
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, PlaceReporter
 from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, SHARED_ROOM, locate_shared
 from tcemu.kernels.ptx.simt.tensor_memory_state import PIECE
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT
@@ -54,35 +54,6 @@ UNIT = 16  # bytes of shared memory that have one record
 NEVER = -1
 SWIZZLE_WIDTHS = {row.mode: row.width if row.mask else 0 for row in BY_MODE.values()}  # in bytes, by the descriptor's field
 ORDERING_QUALIFIERS = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
-
-
-class PlaceReporter(Protocol):
-    """The launch as the protocol needs it."""
-
-    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
-        """Return a statement and the thread that executed it in words."""
-        ...
-
-    def raise_fault(self, chunk: Chunk) -> None:
-        """Raise the first fault that the chunk has met by itself, if there is one."""
-        ...
-
-
-class SharedReader(Protocol):
-    """What follows the shared memory that products and copies read; see `HazardTracker`."""
-
-    def check_async_read(
-        self,
-        event: ExecutedStatement,
-        row: int,
-        groups: Sequence[np.ndarray],
-        owner: int,
-        first_bytes: np.ndarray,
-        what: str,
-        swizzle: int | None = None,
-    ) -> np.ndarray:
-        """Check reads of runs of 16 bytes of a block by the async proxy."""
-        ...
 
 
 class CellAccess(NamedTuple):
@@ -159,16 +130,22 @@ class Tcgen05Protocol:
         received, published, ordered: The same of what fences order: received at a barrier, to be passed on, and since the last fence.
         issued: Numbers of the last accesses, int64[blocks, warps, 3].
         notes: The notes so far, each line once.
-        hazards: What follows the shared memory that products and copies read; None: only what is followed here.
+        hazards: The tracker, which follows the shared memory that products and copies read.
     """
 
-    hazards: SharedReader | None = None
-
-    def __init__(self, kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter) -> None:
+    def __init__(
+        self, kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter, hazards: HazardTracker
+    ) -> None:
+        """Begin with a chunk of `shape` (blocks, threads)."""
         blocks, threads = shape
+        self.hazards = hazards
         self.reporter, self.cluster, self.blocks, self.warps = reporter, cluster, blocks, threads // LANES
         self.notes: dict[tuple[Tcgen05Fault, int], str] = {}
-        self.bound = {line.number: bind_operands(line.statement, line.context, Tcgen05) for line in kernel.statements if _is_tcgen05(line)}
+        self.bound = {
+            line.number: bind_operands(line.statement, line.context, Tcgen05)
+            for line in kernel.statements
+            if line.statement.name == "tcgen05"
+        }
         self._require_one_group(kernel)
         self.streams = cluster * self.warps * 3
         shape = (blocks, self.warps)
@@ -656,9 +633,8 @@ class Tcgen05Protocol:
         for row in self._pair(thread[0], group):
             if self.generic_writes[row, units].any():
                 self._forbid(event, *thread, Tcgen05Fault.PROXY_FENCE_MISSING)
-            if self.hazards is not None:
-                swizzle = SWIZZLE_WIDTHS[value >> FIELDS["mode"].low & 7]
-                self.hazards.check_async_read(event, thread[0], [np.array([thread[1]])], row, units * UNIT, name.replace("_", "-"), swizzle)
+            swizzle = SWIZZLE_WIDTHS[value >> FIELDS["mode"].low & 7]
+            self.hazards.check_async_read(event, thread[0], [np.array([thread[1]])], row, units * UNIT, name.replace("_", "-"), swizzle)
             self.shared_reads.set((row, units), self._stream(thread[0], warp, WORK), int(self.issued[thread[0], warp, WORK]) + 1)
 
     def _write_shared(self, event: ExecutedStatement, executing: np.ndarray, warps: np.ndarray) -> None:
@@ -699,10 +675,6 @@ FOLLOWED: dict[str, Callable[[Tcgen05Protocol, ExecutedStatement, np.ndarray, np
     **dict.fromkeys(("atom", "red", "membar", "ld"), Tcgen05Protocol._synchronise),
     **dict.fromkeys(("st", "stmatrix", "cp"), Tcgen05Protocol._write_shared),
 }
-
-
-def _is_tcgen05(line: LinkedStatement) -> bool:
-    return line.statement.name == "tcgen05"
 
 
 def _register_names(line: LinkedStatement) -> tuple[str, ...]:
@@ -749,12 +721,3 @@ def _descriptor_units(value: int, major: str, lines: int, units: int) -> np.ndar
     """Return the 16-byte units of shared memory that a descriptor names."""
     words = np.array([value & 0xFFFFFFFF, value >> 32], np.uint32)
     return np.unique(np.asarray(tcgen05_unit_addresses(decode_tcgen05_descriptor(words), major, lines, units)) // UNIT)
-
-
-def tcgen05_protocol(
-    kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter
-) -> Tcgen05Protocol | None:
-    """Return the protocol state of a chunk of `shape` (blocks, threads), or None if the kernel is not checked or has no `tcgen05`."""
-    if not kernel.checked or not any(_is_tcgen05(line) for line in kernel.statements):
-        return None
-    return Tcgen05Protocol(kernel, shape, shared_bytes, cluster, reporter)

@@ -23,7 +23,7 @@ from tcemu.engine.isa.statement_table import Choices
 from tcemu.engine.layouts.shared_memory import SWIZZLE_SHIFT
 from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_maps as maps
-from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, gather_words, locate_in_rooms, replace_rank, scatter_words
+from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, gather_words, join_words, locate_in_rooms, replace_rank, scatter_words
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
@@ -107,7 +107,7 @@ def decode_tensor_map(words: Array, axes: int) -> TensorBox:
     rank = (field("rank") & np.uint32(maps.IM2COL - 1)).astype(jnp.int64)
     is_im2col = field("rank") & np.uint32(maps.IM2COL) != 0
     each = lambda at: words[..., at : at + axes].astype(jnp.int64)
-    wide = lambda at: words[..., at].astype(jnp.uint64) | words[..., at + 1].astype(jnp.uint64) << np.uint64(32)
+    wide = lambda at: join_words(words[..., at], words[..., at + 1])
     strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(axes - 1))], axis=-1)
     interleave = jnp.asarray(np.array(maps.INTERLEAVES, np.int64))[jnp.minimum(words[..., maps.INTERLEAVE_WORD], 2)]
     is_interleaved = interleave != 0
@@ -507,7 +507,7 @@ def _reduce_elements(memory: Array, *, atomic: Atomic, places: UnitPlaces, words
         word, low = i * bits // 32, (i * bits % 32).astype(jnp.uint32)
         value = jnp.take(words, word, axis=0) >> low
         if bits == 64:
-            value = value.astype(jnp.uint64) | jnp.take(words, word + 1, axis=0).astype(jnp.uint64) << np.uint64(32)
+            value = join_words(value, jnp.take(words, word + 1, axis=0))
         value = value & np.uint32(0xFFFF) if bits == 16 else value
         byte = places.shift // 8 + (i * bits // 8).astype(jnp.uint32)
         index, address = places.first + (byte // 4).astype(jnp.int32), (byte % 4).astype(jnp.uint64)
