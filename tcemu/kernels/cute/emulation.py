@@ -149,7 +149,6 @@ def find_tensors(values: Sequence[Any]) -> Iterator[Extent]:
 
 
 def _flatten(shape: Any) -> list[int]:
-    """Return the numbers of a nested shape, in order."""
     return [number for each in shape for number in _flatten(each)] if isinstance(shape, tuple | list) else [int(shape)]
 
 

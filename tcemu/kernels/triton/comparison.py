@@ -234,7 +234,6 @@ class _Tensor(NamedTuple):
 
 
 def _numpy_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype of a torch dtype's name."""
     names = {"bool": np.bool_, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
     names |= {"bfloat16": ml_dtypes.bfloat16, "half": np.float16, "float": np.float32, "double": np.float64}
     try:
@@ -324,7 +323,6 @@ class _Comparing:
 
 
 def _own_arguments(left: LaunchData, right: LaunchData) -> Sequence[Any]:
-    """Return the left launch's arguments, on the memory that the right launch found."""
     memory = left.memory
     memory.before = {}
     for mine, other in zip(memory.holders, right.memory.holders, strict=True):

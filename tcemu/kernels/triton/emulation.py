@@ -279,7 +279,6 @@ class Launcher:
 
 
 def _settings(source: Any, metadata: Any) -> dict[str, Any]:
-    """Return the constants of a kernel and the settings of its compilation."""
     names: Sequence[str] = getattr(getattr(source, "fn", None), "arg_names", ())
     constants: Mapping[tuple[int, ...], Any] = getattr(source, "constants", {})
     named = {names[path[0]]: value for path, value in constants.items() if len(path) == 1 and path[0] < len(names)}

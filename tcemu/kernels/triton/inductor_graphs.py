@@ -437,7 +437,6 @@ class _Interpreter:
         raise self._refuse(node, "the call")
 
     def _library(self, node: ast.Call, name: str) -> Callable[..., Any]:
-        """Return the operator of PyTorch for a call of a library."""
         if name.startswith("extern_kernels."):
             if name.removeprefix("extern_kernels.") not in LIBRARY:
                 raise self._refuse(node, "the library's function")

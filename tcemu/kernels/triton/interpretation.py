@@ -214,7 +214,6 @@ class _Dots:
         return interpreter.TensorHandle(self._multiply(op, left, right, d.data), result)
 
     def _require_e4m3(self) -> None:
-        """Raise Unsupported if Triton does not compile e4m3 for the target."""
         if not self.rule.fp8:
             raise Unsupported(f"tl.dot of float8e4nv: Triton does not compile it for {self.target}; sm_89 and later have it")
 
@@ -244,7 +243,6 @@ class _Dots:
         return interpreter.TensorHandle(self._multiply(self._instruction(form, form, F32, left), left, right, accumulator.data), tl.float32)
 
     def _instruction(self, a: Format, b: Format, result: Format, left: np.ndarray) -> MatrixMultiply:
-        """Return the instruction that Triton's compiler takes."""
         grouped = self.rule.warpgroup and left.ndim == 2 and left.shape[0] % 64 == 0 and self.warps % WARPS_PER_GROUP == 0
         family = "wgmma" if grouped and a != F64 else "mma"
         return _largest(self.target, family, a, b, result)

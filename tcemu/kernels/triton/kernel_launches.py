@@ -192,7 +192,6 @@ class StatementCounter:
 
 
 def _special_registers(function: Function) -> set[str]:
-    """Return the special registers that a kernel reads."""
     operands = (part for statement in function.statements for part in nested_operands(statement.operands))
     return {part.name for part in operands if isinstance(part, Register) and part.name in SPECIAL_REGISTERS}
 

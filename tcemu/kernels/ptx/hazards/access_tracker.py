@@ -118,6 +118,8 @@ class AccessTracker:
         self.reports_unwritten = not kernel.uses("cp")
         self.clocks = self._new_clocks()
         self.actors = 1 << (self.clocks.phase_column + (MAX_PHASE_COLUMNS if kernel.uses("mbarrier") else 0) + 1).bit_length()
+        # groups that an access tells apart; those of shared memory are known from its place
+        self.groups = min(self.blocks // self.clocks.span, (1 << ACTOR_BITS) // self.actors - 1)
         self.handlers: dict[int, Handler] = {}
         granules = {"shared": 4, "global": 4}
         for line in kernel.statements:
@@ -158,9 +160,9 @@ class AccessTracker:
     def _records(self, name: str, size: int, granule: int, slots: int) -> AccessRecords | None:
         """Return the records of a memory; None if they would be too large."""
         cells = size // granule
-        if not cells or cells * (14 + 8 * slots) > MAX_RECORD_BYTES:
+        if not cells or cells * (14 + 8 * slots) > MAX_RECORD_BYTES or len(self.kernel.statements) >= 1 << STATEMENT_BITS:
             return None
-        if self.blocks // self.clocks.span * self.actors >= 1 << ACTOR_BITS or len(self.kernel.statements) >= 1 << STATEMENT_BITS:
+        if name == "global" and self.groups < self.blocks // self.clocks.span:
             return None
         return AccessRecords(name, cells, granule, slots, rotates=name == "global")
 
@@ -238,7 +240,10 @@ class AccessTracker:
                 self._forbid(event, hazard, int(who.rows[at]), int(who.threads[at]), int(own[at]) % self.cluster)
 
     def _actor(self, kind: Column, who: Threads) -> np.ndarray:
-        return who.rows // self.clocks.span * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
+        return self._group(who.rows) * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
+
+    def _group(self, rows: Any) -> Any:
+        return rows // self.clocks.span % self.groups
 
     # ---- checks
 
@@ -249,7 +254,7 @@ class AccessTracker:
             return index
         earlier, rows, threads = decode_access(accesses[index]), rows[index], threads[index]
         group, column = earlier.actor // self.actors, earlier.actor % self.actors
-        same = group == rows // self.clocks.span
+        same = group == self._group(rows)
         column = np.where(same, column, 0)
         ordered = same & self.clocks.knows(rows, threads, column, earlier.number, plane)
         if not self.between_blocks:
@@ -303,11 +308,12 @@ class AccessTracker:
                 wrong = wrong[~replicated]
         self._report(event, hazard, runs.records, int(readers[wrong[0]]), int(rows[wrong[0]]), int(threads[wrong[0]]))
 
-    def _describe_actor(self, access: int) -> tuple[str, Column | None]:
-        """Return an earlier access in words, and its column; None for a copy that completes at an mbarrier."""
+    def _describe_actor(self, access: int, finder: int) -> tuple[str, Column | None]:
+        """Return an earlier access in words, and its column; None for a copy that completes at an mbarrier. finder: row of a block."""
         earlier, clocks = decode_access(access), self.clocks
         line = self.kernel.statements[earlier.statement]
         group, column = divmod(int(earlier.actor), self.actors)
+        group = finder // clocks.span if group == self._group(finder) else group
         if column >= clocks.phase_column:
             return f"that is line {line.statement.position.line}, {line.statement.opcode}", None
         position, place = divmod(column, clocks.span * clocks.warps)
@@ -319,7 +325,7 @@ class AccessTracker:
 
     def _report(self, event: ExecutedStatement, hazard: Hazard, records: AccessRecords, access: int, row: int, thread: int) -> None:
         """Raise a hazard between an earlier access and this one."""
-        words, kind = self._describe_actor(access)
+        words, kind = self._describe_actor(access, row)
         if kind in (Column.BULK_READ, Column.PRODUCT):
             hazard = Hazard.COPY_READS
         elif kind is None or kind in (Column.BULK_WRITE, Column.COPY):
@@ -584,7 +590,7 @@ class AccessTracker:
             rows = np.full(len(threads), user)
             wrong = self._unordered(np.full(len(threads), phases.init), rows, threads, KNOWN, False)
             if len(wrong):
-                words, _ = self._describe_actor(phases.init)
+                words, _ = self._describe_actor(phases.init, user)
                 self._forbid(event, Hazard.UNORDERED_INIT, user, int(threads[wrong[0]]), words)
         return phases
 

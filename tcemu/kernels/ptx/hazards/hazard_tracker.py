@@ -386,7 +386,7 @@ class HazardTracker(AccessTracker):
                 cells = self.shared.cells(runs.first_byte, size)
                 self._check_writer(event, runs, cells, False, Hazard.UNORDERED_WRITE)
                 self._check_readers(event, runs, cells, False)
-                actor = np.array(row // self.clocks.span * self.actors + column)
+                actor = np.array(self._group(row) * self.actors + column)
                 self.shared.note_write(cells, encode_access(actor, phases.count + 1, event.linked.number, thread % LANES), None)
                 if swizzle is not None:
                     self.shared.swizzle[cells] = swizzle + 1
@@ -486,7 +486,7 @@ class HazardTracker(AccessTracker):
         known = self.clocks.known[row, :, KNOWN].max(0)
         pending = np.flatnonzero(foreign & (known[np.where(foreign, column, 0)] < earlier.number))
         if len(pending):
-            words, _ = self._describe_actor(int(accesses[pending[0]]))
+            words, _ = self._describe_actor(int(accesses[pending[0]]), row)
             text = Hazard.USED_AT_EXIT.message(int(users[pending[0]]) % self.cluster, words)
             raise UndefinedBehaviour(f"{self.reporter.describe(line, row, thread)}: {text}")
 

@@ -508,7 +508,6 @@ def _write_pointers(kernel: Kernel, inputs: LaunchInputs) -> None:
 
 
 def _encode_argument(parameter: Variable, value: Any, size: int) -> bytes:
-    """Return the bytes of a number, or of a struct that is passed by value."""
     if isinstance(value, ctypes.Structure | ctypes.Union | ctypes.Array):
         value = _ctypes_bytes(parameter, value)
     if parameter.shape:
@@ -541,7 +540,6 @@ def _ctypes_bytes(parameter: Variable, value: Any) -> bytes:
 
 
 def _has_pointers(kind: Any) -> bool:
-    """Return True for a ctypes type with fields that are pointers."""
     if issubclass(kind, ctypes.Structure):
         return any(_has_pointers(each[1]) for each in getattr(kind, "_fields_", ()))
     if issubclass(kind, ctypes.Array):

@@ -163,7 +163,6 @@ def _struct_argument(plain: np.ndarray, references: Sequence[tuple[Reference, in
 
 
 def _plain_argument(parameter: Variable, data: np.ndarray) -> Any:
-    """Return a number or the bytes of a struct."""
     kind = KINDS[parameter.kind]
     if parameter.shape:
         return data.tobytes()

@@ -409,7 +409,6 @@ class _GpuLauncher:
         return made
 
     def _load(self, launch: RecordedLaunch) -> Any:
-        """Return the driver's function of a kernel."""
         key = launch.text, launch.fmad, launch.entry
         if self.loaded is None or self.loaded[0] != key:
             core = self.gpu.core

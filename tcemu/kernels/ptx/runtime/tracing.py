@@ -272,7 +272,6 @@ def register_values(names: NameTable, chunk: Chunk, name: str) -> np.ndarray:
 
 
 def _check_tracepoint(tracepoint: Tracepoint, kernel: Kernel, threads: int) -> None:
-    """Raise ValueError for a tracepoint that would never record anything."""
     reachable = {id(linked): linked for block in kernel.blocks for linked in block.statements}.values()
     chosen = [linked for linked in reachable if linked.statement.position.line == tracepoint.line]
     if not chosen:

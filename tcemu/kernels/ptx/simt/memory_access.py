@@ -155,7 +155,6 @@ def _is_float(kind: str) -> bool:
 
 
 def _combiner(operation: str, kind: str, space: str, context: Context) -> Callable[[Array, Array, Array], Array]:
-    """Return the function that computes the new value of an atomic operation."""
     if operation == "exch":
         return lambda old, b, c: b
     if operation == "cas":

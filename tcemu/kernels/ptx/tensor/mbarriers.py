@@ -158,7 +158,6 @@ def update_barriers(machine: Machine, update: BarrierUpdate, address: Array, amo
 
 
 def _load_barriers(machine: Machine, first_word: Array) -> Array:
-    """Load 64-bit words of shared memory."""
     return extract_element(gather_words(machine.words("shared"), first_word, 2), first_word, 64)
 
 

@@ -515,7 +515,6 @@ class Tcgen05Protocol:
         self, event: ExecutedStatement, thread: tuple[int, int], access: CellAccess, described: InstructionDescriptor,
         layout: AccumulatorLayout, lane: int,
     ) -> None:  # fmt: skip
-        """Forbid metadata that PTX does not define."""
         op, state = described.product, event.chunk.require_tensor_memory()
         cells = metadata_cells(layout, op.k, 8 if op.kind in PADDED_KINDS else op.a.bits)
         lanes, columns = (lane + cells.lane) % TENSOR_LANES, np.minimum(access.first + cells.column + described.selector, self.columns - 1)
@@ -686,7 +685,6 @@ def _register_names(line: LinkedStatement) -> tuple[str, ...]:
 
 
 def _load_registers(bound: BoundStatement) -> list[Register]:
-    """Return the registers that a load writes."""
     registers = [*vector_elements(bound.operands["r"]), *([bound.operands["reduced"]] if "reduced" in bound.operands else [])]
     return [register for register in registers if isinstance(register, Register)]
 
@@ -712,7 +710,6 @@ def _describe_product(op: Tcgen05Mma, idesc: int) -> tuple[InstructionDescriptor
 
 @lru_cache(maxsize=256)
 def _product_cells(op: Tcgen05Mma, idesc: int) -> tuple[OperandCells, ...]:
-    """Return the operands of a product in tensor memory."""
     return operand_cells(_describe_product(op, idesc)[0])
 
 

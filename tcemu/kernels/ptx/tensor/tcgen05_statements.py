@@ -149,7 +149,6 @@ def _allocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
 
 
 def _is_first_lane(machine: Machine) -> Array:
-    """Return bool[blocks, threads], the first active thread of each warp."""
     active = machine.warps(machine.active)
     return machine.threads(active & (jnp.cumsum(active, axis=-1) == 1))
 

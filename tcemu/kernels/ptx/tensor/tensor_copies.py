@@ -178,7 +178,6 @@ def _bind_operands(statement: Statement, choices: Choices, to_global: bool, sect
 
 
 def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
-    """Prepare the copy or the reduction of what a tensor map describes."""
     reduces = "operation" in choices
     to_global = choices["to"] == "global"
     bound = _bind_operands(statement, choices, to_global, section)
@@ -216,7 +215,6 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
 
 
 def _element_operations(context: Context, operation: str) -> dict[int, Atomic]:
-    """Return the operations on elements, by the numbers of their types."""
     names = {kind: f"b{kind[1:]}" if operation in ("and", "or", "xor") else kind for kind in REDUCED_TYPES[operation]}
     return {maps.TYPE_NUMBERS[kind]: element_atomic("global", operation, name, context) for kind, name in names.items()}
 
@@ -406,7 +404,6 @@ def _shift_words(words: list[Array], shift: Array) -> list[Array]:
 
 
 def _flip_halves(words: list[Array], flipped: Array) -> list[Array]:
-    """Return the four words with their halves exchanged where `flipped`."""
     return [jnp.where(flipped, words[(i + 2) % UNIT_WORDS], words[i]) for i in range(UNIT_WORDS)]
 
 

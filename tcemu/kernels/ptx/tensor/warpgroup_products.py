@@ -118,7 +118,6 @@ def _check_descriptor(machine: Machine, bound: BoundStatement[Wgmma], immediates
 
 
 def _check_metadata(machine: Machine, bound: BoundStatement[Wgmma], metadata: Array, selector: int) -> Machine:
-    """Note a fault for sparsity metadata that PTX does not define, in checked mode."""
     op = bound.op
     if not bound.checked:
         return machine

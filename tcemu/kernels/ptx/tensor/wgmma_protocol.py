@@ -183,5 +183,4 @@ def _copied_registers(line: LinkedStatement) -> tuple[str, str] | None:
 
 
 def _register_names(line: LinkedStatement, operands: Iterable[Operand]) -> list[str]:
-    """Return the qualified names of the registers of operands."""
     return [line.names.qualified_name(operand) for operand in nested_operands(tuple(operands)) if isinstance(operand, Register)]

@@ -137,7 +137,6 @@ def parse_variables(tokens: Tokens, scopes: Scopes, space: str, *, extern: bool 
 
 
 def _parse_variable(tokens: Tokens, scopes: Scopes, declaration: DeclarationHead) -> Variable:
-    """Parse one variable: its name, axes and initial value."""
     token = tokens.expect(NAME, "the name of a variable")
     if "." in token.text or token.text == "_":
         raise tokens.error(f"{token.text} is not a valid name of a variable", token)
@@ -231,7 +230,6 @@ def _fill_value(tokens: Tokens, scopes: Scopes, filling: _InitialBytes, start: i
 
 
 def _encode_number(tokens: Tokens, filling: _InitialBytes, first: Token) -> bytes:
-    """Parse a number as bytes of the variable's type."""
     value, kind = parse_expression(tokens)
     floating = kind in ("f32", "f64")
     if filling.kind in ("f32", "f64") and floating:

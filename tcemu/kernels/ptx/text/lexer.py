@@ -51,7 +51,6 @@ class Tokens:
         self.tokens = self._tokenise()
 
     def _tokenise(self) -> list[Token]:
-        """Return all tokens of the text."""
         tokens, at, match = [], 0, _TOKEN.match
         while at < len(self.text):
             found = match(self.text, at)

@@ -371,7 +371,6 @@ class _FunctionParser:
         return meaning.name
 
     def _parse_statement(self, guard: Guard | None) -> Statement:
-        """Parse an instruction with its operands."""
         tokens = self.tokens
         token = tokens.expect(NAME, "an instruction")
         opcode = token.text
@@ -513,7 +512,6 @@ def _parse_named(tokens: Tokens, scopes: Scopes) -> Operand:
 
 
 def _resolve_name(tokens: Tokens, scopes: Scopes, token: Token, expected: str) -> Register | Vector | Symbol:
-    """Return the register, vector or symbol of a name."""
     text = token.text
     if text in SPECIAL_REGISTERS:
         return Register(text)
