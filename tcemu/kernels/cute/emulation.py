@@ -71,11 +71,6 @@ class CuteLaunches(Result):
         columns = ("kernel", "grid", "block", "cluster", "shared_bytes", "notes")
         return Table(f"Launches on {self.target}", columns, rows, {"target": self.target})
 
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__
-
 
 def run_compiled(
     compiled: Any,

@@ -112,8 +112,6 @@ class ProgramComparison(Result):
             lines.append(f"No statement is named: {self.statement_reason}")
         return lines
 
-    __repr__ = __str__
-
 
 def compare(
     program: Program | tuple[Program, Program],

@@ -77,8 +77,7 @@ def emulated(
         stack.enter_context(store_programs(os.path.join(knobs.cache.dir, PROGRAM_FOLDER)))
         stack.enter_context(_own_tuning())
         if redirect_cuda:
-            processors = triton_properties(driver.capability)["multiprocessor_count"]
-            stack.enter_context(cuda_on_cpu(driver.capability, processors, target, driver.book.note))
+            stack.enter_context(cuda_on_cpu(driver.capability, target, driver.book.note))
         yield report
 
 

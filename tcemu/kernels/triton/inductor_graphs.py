@@ -212,11 +212,6 @@ class CompiledGraphs(Result):
                 rows.append((number, name, graph.steps.count(name), *(facts or ("operator of PyTorch", "", "", ""))))
         return Table(f"Graphs of {self.folder}", columns, tuple(rows), {"graphs": len(self.graphs)})
 
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__
-
 
 def read(folder: str | Path) -> CompiledGraphs:
     """Read the graphs of a cache folder of inductor (TORCHINDUCTOR_CACHE_DIR, /tmp/torchinductor_USER by default). It needs no GPU.

@@ -35,7 +35,6 @@ from tcemu.engine.isa.legality import instructions
 from tcemu.engine.isa.targets import parse_target_name, resolve_target
 from tcemu.kernels.ptx.runtime.launch_shape import read_dimensions
 from tcemu.kernels.triton.cuda_redirection import cuda_on_cpu
-from tcemu.kernels.triton.device_properties import PROPERTIES
 from tcemu.kernels.triton.interpreter_floats import NarrowFloats, numbers
 from tcemu.kernels.triton.launches import Launch, LaunchReport
 from tcemu.kernels.triton.tensors import InterpreterTensor, NumpyTensor
@@ -112,7 +111,7 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
         stack.enter_context(patch.object(JITFunction, "__call__", _call_interpreted))
         stack.enter_context(NarrowFloats(capability, version).patched())
         if redirect_cuda:
-            stack.enter_context(cuda_on_cpu(capability, PROPERTIES[capability].processors, target))
+            stack.enter_context(cuda_on_cpu(capability, target))
         yield report
 
 

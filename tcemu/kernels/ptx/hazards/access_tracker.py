@@ -239,6 +239,9 @@ class AccessTracker:
                 at = int(wrong.argmax())
                 self._forbid(event, hazard, int(who.rows[at]), int(who.threads[at]), int(own[at]) % self.cluster)
 
+    def _one(self, row: int, thread: int) -> Threads:
+        return Threads(np.array([row]), np.array([thread]))
+
     def _actor(self, kind: Column, who: Threads) -> np.ndarray:
         return self._group(who.rows) * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
 
@@ -533,9 +536,9 @@ class AccessTracker:
                     known[rows, threads, plane] = np.maximum(known[rows, threads, plane], received[:, plane])
 
     def _synchronise_warps(self, executing: np.ndarray) -> None:
-        for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)):
-            threads = int(warp) * LANES + np.flatnonzero(executing[row, warp * LANES : (warp + 1) * LANES])
-            self.clocks.acquire(int(row), threads, self.clocks.release(int(row), threads))
+        for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)).tolist():
+            threads = warp * LANES + np.flatnonzero(executing[row, warp * LANES : (warp + 1) * LANES])
+            self.clocks.acquire(row, threads, self.clocks.release(row, threads))
 
     def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
         """Pass on what threads know when they arrive at barriers, by number; relaxed: they pass on nothing."""
@@ -620,8 +623,7 @@ class AccessTracker:
         return follow
 
     def _own_access(self, event: ExecutedStatement, row: int, thread: int) -> int:
-        who = Threads(np.array([row]), np.array([thread]))
-        actor = self._actor(Column.ACCESS, who)
+        actor = self._actor(Column.ACCESS, self._one(row, thread))
         return int(encode_access(actor, self.clocks.epoch[row, thread // LANES], event.linked.number, thread % LANES)[0])
 
     def _wait(self, event: ExecutedStatement, done: Operand, row: int, offset: int, user: int, threads: np.ndarray, phases: Phases) -> None:

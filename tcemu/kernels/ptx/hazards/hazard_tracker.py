@@ -19,7 +19,7 @@ from tcemu.kernels.ptx.hazards.access_records import (
     decode_access,
     encode_access,
 )
-from tcemu.kernels.ptx.hazards.access_tracker import UNIT_BYTES, AccessTracker, Handler, Runs, Threads, narrow_granules
+from tcemu.kernels.ptx.hazards.access_tracker import UNIT_BYTES, AccessTracker, Handler, Runs, narrow_granules
 from tcemu.kernels.ptx.hazards.clocks import KNOWN, VISIBLE, Column
 from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
 from tcemu.kernels.ptx.hazards.operand_places import box_ranges, decode_map, descriptor_units
@@ -247,15 +247,14 @@ class HazardTracker(AccessTracker):
     def _note_product(self, event: ExecutedStatement, row: int, first: int, cells: np.ndarray) -> None:
         if self.shared is None or not len(cells):
             return
-        actor = self._actor(Column.PRODUCT, Threads(np.array([row]), np.array([first * LANES])))
+        actor = self._actor(Column.PRODUCT, self._one(row, first * LANES))
         access = encode_access(actor, self.products[row, first], event.linked.number, 0)
         slot = self.cluster * self.clocks.warps + first // 4
         self.shared.readers[cells, slot] = access
 
     def _warpgroups(self, executing: np.ndarray) -> list[tuple[int, int]]:
         """Return the row and the first warp of the warpgroups with executing threads."""
-        rows, warps = np.nonzero(executing.reshape(self.blocks, -1, LANES).any(-1))
-        return sorted({(int(row), int(warp) // 4 * 4) for row, warp in zip(rows, warps, strict=True)})
+        return sorted({(row, warp // 4 * 4) for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)).tolist()})
 
     def _commit_products(self, executing: np.ndarray) -> None:
         for row, first in self._warpgroups(executing):
@@ -298,8 +297,8 @@ class HazardTracker(AccessTracker):
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             places = [event.operand_value(each, "b64") for each in (target, source)]
             sizes = event.operand_value(size, "u32")
-            for row, thread in np.argwhere(executing):
-                row, thread, count = int(row), int(thread), int(sizes[row, thread])
+            for row, thread in np.argwhere(executing).tolist():
+                count = int(sizes[row, thread])
                 to, start = (np.uint64(each[row, thread]) for each in places)
                 if to_global:
                     self._store_bulk(event, row, thread, start, count, [(to, count)], "reduce" in parts)
@@ -326,17 +325,16 @@ class HazardTracker(AccessTracker):
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             place, address = event.operand_value(pure, "b64"), event.operand_value(others[0], "b64")
             given = [event.operand_value(each, "s32") for each in coordinates]
-            for row, thread in np.argwhere(executing):
-                row, thread = int(row), int(thread)
+            for row, thread in np.argwhere(executing).tolist():
                 words = self._map_words(event, row, int(place[row, thread]))
                 if words is None:
                     continue
-                box = decode_map(words, rank)
-                count = box.units * (4 if rows else 1) * UNIT_BYTES
+                box, swizzle = decode_map(words, rank)
+                count = int(box.units) * (4 if rows else 1) * UNIT_BYTES
                 at = [int(np.int64(np.uint32(each[row, thread]).astype(np.int32))) for each in given]
                 ranges = box_ranges(box, at) if plain else []
                 shared = np.uint64(address[row, thread])
-                period, start = 8 * box.swizzle, int(shared) & SHARED_OFFSET_MASK
+                period, start = 8 * swizzle, int(shared) & SHARED_OFFSET_MASK
                 if period and start % period:
                     self._forbid(event, Hazard.STAGE_ALIGNMENT, row, thread, start, period)
                 if to_global:
@@ -344,7 +342,7 @@ class HazardTracker(AccessTracker):
                     continue
                 self._read_memory(event, row, thread, ranges)
                 ranks = None if mask is None else int(event.operand_value(mask, "b16")[row, thread])
-                self._load_bulk(event, row, thread, shared, count, others[1], ranks, box.swizzle)
+                self._load_bulk(event, row, thread, shared, count, others[1], ranks, swizzle)
 
         return follow
 
@@ -359,9 +357,6 @@ class HazardTracker(AccessTracker):
             return None
         words = data[offset // 4 : offset // 4 + maps.MAP_BYTES // 4]
         return words.tobytes() if len(words) == maps.MAP_BYTES // 4 and int(words[0]) == maps.MAGIC else None
-
-    def _one(self, row: int, thread: int) -> Threads:
-        return Threads(np.array([row]), np.array([thread]))
 
     def _load_bulk(
         self, event: ExecutedStatement, row: int, thread: int, address: np.uint64, size: int, barrier: Operand | None, ranks: int | None,
@@ -441,14 +436,13 @@ class HazardTracker(AccessTracker):
             self.memory.note_write(targets, np.broadcast_to(access, targets.shape), None)
 
     def _commit_bulk(self, executing: np.ndarray) -> None:
-        for row, thread in np.argwhere(executing):
-            groups = self.bulk_pending.get((int(row), int(thread)))
+        for row, thread in np.argwhere(executing).tolist():
+            groups = self.bulk_pending.get((row, thread))
             if groups is not None:
                 groups.append([])
 
     def _wait_for_bulk(self, executing: np.ndarray, pending: int, reads_only: bool) -> None:
-        for row, thread in np.argwhere(executing):
-            row, thread = int(row), int(thread)
+        for row, thread in np.argwhere(executing).tolist():
             groups = self.bulk_pending.get((row, thread))
             if groups is None:
                 continue
@@ -510,8 +504,8 @@ class HazardTracker(AccessTracker):
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             place = event.operand_value(target, "b64")
-            for row, thread in np.argwhere(executing):
-                self._load_bulk(event, int(row), int(thread), np.uint64(place[row, thread]), UNIT_BYTES, barrier, ranks, None)
+            for row, thread in np.argwhere(executing).tolist():
+                self._load_bulk(event, row, thread, np.uint64(place[row, thread]), UNIT_BYTES, barrier, ranks, None)
 
         return follow
 
@@ -524,8 +518,7 @@ class HazardTracker(AccessTracker):
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             places, barriers = (event.operand_value(each, "b64") for each in (address, barrier))
-            for row, thread in np.argwhere(executing):
-                row, thread = int(row), int(thread)
+            for row, thread in np.argwhere(executing).tolist():
                 at, size = np.uint64(places[row, thread]), count * bits // 8
                 if line.statement.name == "st":
                     self._load_bulk(event, row, thread, at, size, barrier, None, None)

@@ -113,11 +113,6 @@ class LaunchReplays(Result):
         title = f"{len(rows):,} launches on {devices or 'no GPU'}: {self.differing:,} of {self.words:,} words differ"
         return Table(title, columns, rows, {"device": devices})
 
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__
-
 
 class LaunchDevice(Protocol):
     """Repeats launches: on a GPU, or in tests by an emulation of one."""

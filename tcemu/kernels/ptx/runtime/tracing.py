@@ -260,6 +260,12 @@ def named_registers(statement: Statement) -> list[Register]:
     return list(dict.fromkeys(operand for operand in nested_operands(statement.operands) if isinstance(operand, Register)))
 
 
+def qualified_registers(statement: Statement, names: NameTable) -> list[str]:
+    """Return the qualified names of the registers that a statement names, each once, its guard's among them."""
+    guard = () if statement.guard is None else (Register(statement.guard.register),)
+    return [names.qualified_name(register) for register in dict.fromkeys((*named_registers(statement), *guard))]
+
+
 def register_values(names: NameTable, chunk: Chunk, name: str) -> np.ndarray:
     """Return a register's values [blocks, threads], in the dtype of its type."""
     register = Register(name)

@@ -30,7 +30,7 @@ from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
 from tcemu.kernels.ptx.tensor.mbarriers import BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
-from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_fault
+from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, require
 from tcemu.kernels.ptx.text.module import Address, Negated, Operand, Register, Statement
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
@@ -205,18 +205,20 @@ def store_units(machine: Machine, space: str, values: list[Array], target: Array
     return machine.with_words(space, scatter_runs(words, index, values, active))
 
 
-def each_destination(machine: Machine, mask: Array | None) -> Iterator[tuple[Array | None, Array | None]]:
-    """Yield the ranks that a copy goes to, and whether each of its blocks' copies goes there.
+def each_destination(machine: Machine, address: Array, active: Array, mask: Array | None) -> Iterator[tuple[Array, Array]]:
+    """Yield the addresses of copies in each block to which they go, and which of them go there.
 
     Args:
         machine: The machine.
-        mask: The masks of a multicast copy, uint32 of any shape; None: the copy goes to the block of its address alone.
+        address: The addresses, uint64.
+        active: The copies that exist, bool.
+        mask: The masks of multicast copies, uint32; they broadcast to the addresses. None: a copy goes to the block of its address alone.
     """
     if mask is None:
-        yield None, None
+        yield address, active
         return
     for rank in range(machine.cluster_size):
-        yield jnp.full(mask.shape, rank, jnp.uint32), (mask >> np.uint32(rank)) & np.uint32(1) != 0
+        yield replace_rank(address, jnp.full(mask.shape, rank, jnp.uint32)), active & (mask >> np.uint32(rank) & np.uint32(1) != 0)
 
 
 def unit_words(machine: Machine, space: str, address: Array) -> tuple[Array, Array]:
@@ -224,16 +226,16 @@ def unit_words(machine: Machine, space: str, address: Array) -> tuple[Array, Arr
     return machine.words(space), machine.locate_words(space, address, UNIT_BYTES).first_word
 
 
-def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> tuple[Array, Machine]:
+def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> Machine:
     """Check that ranges of `size` bytes, multiples of `unit`, are within memory and aligned to units.
 
     Returns:
-        The threads whose ranges are valid, and the machine with the faults of the others noted.
+        The machine with the faults noted, in which only the threads with valid ranges are active.
     """
     _, first_valid, machine = machine.locate(space, address, unit)
     last = address + jnp.maximum(size, unit).astype(jnp.uint64) - np.uint64(unit)
     _, last_valid, machine = machine.locate(space, last, unit)
-    return first_valid & last_valid, machine
+    return machine.restrict_active(first_valid & last_valid)
 
 
 def _prepare_bulk(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
@@ -251,13 +253,11 @@ def _prepare_bulk(statement: Statement, choices: Choices, context: Context, sect
     def execute(machine: Machine) -> Machine:
         active = machine.active
         size = machine.read(statement.operands[2], "u32").astype(jnp.int64)
-        machine = note_fault(machine, size % UNIT_BYTES != 0, bad_size)
-        machine = replace(machine, active=active & (size % UNIT_BYTES == 0) & (size > 0))
+        machine = require(machine, size % UNIT_BYTES == 0, bad_size).restrict_active(size > 0)
         values = {"units": size // UNIT_BYTES}
         for name, space, address in (("source", from_space, source), ("target", to_space, target)):
             values[name] = machine.address(address)
-            valid, machine = check_ranges(machine, space, values[name], size)
-            machine = replace(machine, active=valid)
+            machine = check_ranges(machine, space, values[name], size)
         if choices.get("mask"):
             values["bytes"] = machine.read(statement.operands[-1], "b16").astype(jnp.uint32)
         if mask is not None:
@@ -273,19 +273,15 @@ def _prepare_bulk(statement: Statement, choices: Choices, context: Context, sect
 def read_multicast_mask(machine: Machine, operand: Operand, section: str) -> tuple[Array, Machine]:
     """Read the masks of multicast copies, uint32[blocks, threads]. A bit of a rank that the cluster does not have is a fault."""
     mask = machine.read(operand, "b16").astype(jnp.uint32)
-    beyond = mask >> np.uint32(machine.cluster_size) != 0
     message = f"the multicast mask names a block that the cluster does not have. {section}"
-    machine = note_fault(machine, beyond, Message(message, OutOfBounds))
-    return mask, machine.restrict_active(~beyond)
+    return mask, require(machine, mask >> np.uint32(machine.cluster_size) == 0, Message(message, OutOfBounds))
 
 
 def complete_copies(machine: Machine, barrier: Array, size: Array, mask: Array | None, checked: bool) -> Machine:
     """Complete the bytes of copies at their barrier; those of a multicast copy at the barrier of the same offset in each destination."""
     active = machine.active
-    for rank, goes in each_destination(machine, mask):
-        address = barrier if rank is None else replace_rank(barrier, rank)
-        machine = machine if goes is None else replace(machine, active=active & goes)
-        machine = update_barriers(machine, complete_bytes, address, size, checked)[1]
+    for address, there in each_destination(machine, barrier, active, mask):
+        machine = update_barriers(replace(machine, active=there), complete_bytes, address, size, checked)[1]
     return replace(machine, active=active)
 
 
@@ -301,10 +297,8 @@ def _copy_ranges(machine: Machine, copy: CopyValues, *, spaces: tuple[str, str])
             masks = [sum(chosen[4 * i + byte] * np.uint32(0xFF << 8 * byte) for byte in range(4)) for i in range(UNIT_WORDS)]
             old = load_units(machine, spaces[1], target)
             values = [new & mask | before & ~mask for new, before, mask in zip(values, old, masks, strict=True)]
-        mask = copy["mask"][:, None] if "mask" in copy else None
-        for rank, goes in each_destination(machine, mask):
-            address = target if rank is None else replace_rank(target, rank)
-            machine = store_units(machine, spaces[1], values, address, present if goes is None else present & goes)
+        for address, there in each_destination(machine, target, present, copy["mask"][:, None] if "mask" in copy else None):
+            machine = store_units(machine, spaces[1], values, address, there)
         return machine
 
     return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), copy_range)

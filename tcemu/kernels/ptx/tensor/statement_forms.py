@@ -176,6 +176,11 @@ def note_fault(machine: Machine, where: Array, message: Message, address: Array 
     return machine.fault(where, message.text, address)
 
 
+def require(machine: Machine, good: Array, message: Message, address: Array | None = None) -> Machine:
+    """Note a fault of the active threads for which a condition does not hold, and keep the others active."""
+    return note_fault(machine, ~good, message, address).restrict_active(good)
+
+
 # ---- forms of asynchronous instructions and mbarriers
 
 

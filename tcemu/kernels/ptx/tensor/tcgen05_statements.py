@@ -53,7 +53,7 @@ from tcemu.engine.layouts.tensor_memory import (
 )
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_memory_state as memory
-from tcemu.kernels.ptx.simt.device_memory import replace_rank, split_words
+from tcemu.kernels.ptx.simt.device_memory import split_words
 from tcemu.kernels.ptx.simt.faults import Message, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.async_copies import each_destination, read_multicast_mask
@@ -270,11 +270,8 @@ def _commit(bound: BoundStatement[Tcgen05Commit]) -> Callable[[Machine], Machine
         _require_pairs(machine, bound)
         if "cta_mask" in bound.operands:
             mask, machine = read_multicast_mask(machine, bound.operands["cta_mask"], section)
-        named = machine.active
-        for rank, goes in each_destination(machine, mask):
-            place = barrier if rank is None else replace_rank(barrier, rank)
-            machine = replace(machine, active=named if goes is None else named & goes)
-            machine = update_barriers(machine, arrive, place, one, bound.checked)[1]
+        for place, there in each_destination(machine, barrier, machine.active, mask):
+            machine = update_barriers(replace(machine, active=there), arrive, place, one, bound.checked)[1]
         return replace(machine, active=active)
 
     return execute
