@@ -15,7 +15,7 @@ from tcemu.uses.replay.torch_patches import grouped_matmul, patch_convolution
 
 GOLDEN = Path(__file__).parents[2] / "golden/torch_patches_h200.json.xz"
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
-USUAL = ("patch_bias|f16|1,3,32,8,64", "patch_bias|f32|1,1,64,4,96", "grouped|bf16|3,17,64,96", "grouped|f16|4,64,128,128")
+USUAL = ("patch_bias|f16|1,3,32,8,64", "grouped|bf16|3,17,64,96")
 
 
 @cache
