@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ class PredictedOperation(NamedTuple):
         kernel: The kernel or the order that was computed.
         status: The status of its evidence, as in the report of `emulate`.
         reason: The evidence, or why nothing was compared.
+        skipped: Results with another dtype or size than the GPU's, or that the rule does not give, which were not compared.
     """
 
     number: int
@@ -49,6 +51,7 @@ class PredictedOperation(NamedTuple):
     kernel: str = ""
     status: str = ""
     reason: str = ""
+    skipped: str = ""
 
     @property
     def title(self) -> str:
@@ -102,6 +105,8 @@ class Prediction(Result):
         unknown = Counter((line.name, line.reason) for line in self.operations if line.verdict == UNKNOWN)
         for (name, reason), count in unknown.items():
             lines += wrap_lines(f"not known: {count} {name}: {reason}", "  ")
+        for (name, skipped), count in Counter((line.name, line.skipped) for line in self.operations if line.skipped).items():
+            lines += wrap_lines(f"not compared: {count} {name}: {skipped}", "  ")
         return "\n".join(lines)
 
     def table(self) -> Table:
@@ -168,17 +173,29 @@ def _predict_operation(run: Record, operation: Operation, gpu: str, library: str
         answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library))
     except (NotModelled, Unsupported) as error:
         return PredictedOperation(*facts, UNKNOWN, reason=str(error))
-    words = wrong = 0
+    words, wrong, skipped = 0, 0, []
     given = [x for x in answer.results if x is not None]
-    for found, recorded in zip(given, expected, strict=False):
-        if found.size != recorded.size or found.dtype != recorded.dtype:
+    for number, (found, recorded) in enumerate(zip_longest(given, expected)):
+        if found is None or recorded is None or found.size != recorded.size or found.dtype != recorded.dtype:
+            if not _is_state(found, recorded):
+                skipped.append(f"result {number} is {_describe(found)} on the GPU, {_describe(recorded)} in the record")
             continue
         code = np.dtype(f"u{recorded.dtype.itemsize}")
         same = np.ascontiguousarray(found).reshape(-1).view(code) == np.ascontiguousarray(recorded).reshape(-1).view(code)
         same |= np.isnan(found.reshape(-1)) & np.isnan(recorded.reshape(-1))
         words, wrong = words + same.size, wrong + int((~same).sum())
-    verdict = DIFFERENT if wrong else EQUAL
-    return PredictedOperation(*facts, verdict, words, wrong, answer.kernel, answer.evidence.status, answer.evidence.text)
+    verdict = DIFFERENT if wrong else EQUAL if words or not skipped else UNKNOWN
+    reason = answer.evidence.text if verdict != UNKNOWN else "no result has the GPU's dtype and size"
+    return PredictedOperation(*facts, verdict, words, wrong, answer.kernel, answer.evidence.status, reason, "; ".join(skipped))
+
+
+def _is_state(found: np.ndarray | None, recorded: np.ndarray | None) -> bool:
+    """Return whether a recorded result is one of integers that no rule gives, as attention's seeds, offsets and sizes."""
+    return found is None and recorded is not None and recorded.dtype.kind in "biu"
+
+
+def _describe(x: np.ndarray | None) -> str:
+    return "not given" if x is None else f"{x.dtype}{list(x.shape)}"
 
 
 def _lay(x: np.ndarray, strides: tuple[int, ...] | None) -> np.ndarray:

@@ -31,6 +31,7 @@ from tcemu.operations.functional.torch_cuda import (
     losses,
     norms,
     optimizers,
+    random_numbers,
     rows,
     scans,
     softmax,
@@ -96,6 +97,7 @@ class Call:
         dtypes: Dtypes of the results.
         gpu: One of GPUS.
         library: One of LIBRARIES.
+        generator: The GPU's generator of random numbers, which operators that draw move on; None: not known.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Call:
     dtypes: tuple[np.dtype, ...]
     gpu: str = "H100"
     library: str = "torch 2.11"
+    generator: random_numbers.GpuGenerator | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -413,6 +416,18 @@ def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
     return run
 
 
+def _foreach_limit(high: bool) -> Callable[[Call], Answer]:
+    """Return what takes the larger of two operands, or the smaller: of zeros of both signs the second one, unlike `maximum`."""
+
+    def run(call: Call) -> Answer:
+        dtype, (x, y) = _operands(call, ("self", "other"))
+        first = np.isnan(x) | _quiet(np.less if high else np.greater, x, y)
+        text = "ForeachMinMaxFunctors.cuh: the first operand if it is NaN or beyond the second one"
+        return Answer((_round(call, np.where(first, x, y), dtype),), "min" if high else "max", Evidence(BY_RULE, text))
+
+    return _foreach(run)
+
+
 def _pointwise(call: Call, name: str) -> Answer:
     """Compute self + value * (tensor1 op tensor2)."""
     dtype, operands = _operands(call, ("self", "tensor1", "tensor2"))
@@ -429,6 +444,86 @@ def _lerp(call: Call) -> Answer:
     ends = [np.broadcast_to(x, shape) for x in operands]
     found = _formula("lerp", dtype, *ends, weight=float(np.float32(call["weight"])))
     return Answer((found.astype(call.dtype),), "lerp", SOURCE)
+
+
+# ---- random numbers
+
+DROPOUT = Evidence(BY_RULE, "Dropout.cu; H200: equal in 84 calls, 792,786 words")
+DRAWN = Evidence(BY_RULE, "DistributionTemplates.h and curand's Philox")
+
+
+def _draw(call: Call, elements: int, step: int | None = None) -> tuple[int, int]:
+    """Return seed and offset of a launch over some elements, and move the generator on.
+
+    Raises:
+        NotModelled: The generator's state is not known, or a generator of the user's own is given.
+    """
+    if call.arguments.get("generator") is not None:
+        raise NotModelled(f"{call.name}: generator= is a generator of a CPU; the GPU's default one has a rule (replay/aten_operations.py)")
+    if call.generator is None:
+        raise NotModelled(f"{call.name}: random numbers need the generator's seed and offset, which a record does not have")
+    return call.generator.advance(random_numbers.launch_step(elements, call.gpu) if step is None else step)
+
+
+def _storage_order(x: np.ndarray) -> tuple[int, ...]:
+    """Return the axes in the order in which TensorIterator counts elements, the slowest first."""
+    return tuple(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
+
+
+def _lay_numbers(numbers: np.ndarray, x: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """Return numbers, counted with some axes as the slowest ones first, in the shape of x."""
+    return numbers.reshape([x.shape[axis] for axis in order]).transpose(np.argsort(order)) if x.ndim else numbers.reshape(())
+
+
+def _dropout(call: Call) -> Answer:
+    x, p = call["input"], float(call["p"])
+    if x.dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got {x.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+    if call["train"] is False or not x.size or p == 1:
+        kept = np.full(x.shape, call["train"] is False)
+        return Answer((np.where(kept, x, np.zeros_like(x)), kept), "no random numbers", Evidence(EXACT_RESULT, "moves elements"))
+    order = memory_order(x)
+    vector = random_numbers.dropout_vector(x.size, x.itemsize, is_dense=order is not None)
+    mask = random_numbers.dropout_mask(*_draw(call, x.size), x.size, p, vector=vector, gpu=call.gpu)
+    mask = _lay_numbers(mask, x, tuple(range(x.ndim)) if vector == 1 or order is None else order)
+    found = random_numbers.drop(x.astype(F32), mask, random_numbers.dropout_scale(p))
+    return Answer((_round(call, found, x.dtype), mask), f"Philox, {vector} neighbours a thread", DROPOUT)
+
+
+def _dropout_backward(call: Call) -> Answer:
+    dtype, (grad,) = _operands(call, ("grad_output",))
+    found = random_numbers.drop(grad, call["mask"], float(call["scale"]))
+    return Answer((_round(call, found, dtype),), "mask * grad * scale", DROPOUT)
+
+
+def _bernoulli(call: Call) -> Answer:
+    x, p = call["self"], call["self"] if call["p"] is None else call["p"]
+    if isinstance(p, np.ndarray):
+        _contiguous(call, x)
+        found = random_numbers.bernoulli_of_tensor(*_draw(call, x.size, random_numbers.TENSOR_STEP), np.broadcast_to(p, x.shape))
+        return Answer((found.astype(call.dtype),), "Philox, 4 neighbours a thread", DRAWN)
+    return _distribution(call, x, lambda numbers: numbers < F32.type(p))
+
+
+def _distribution(call: Call, x: np.ndarray, transform: Callable[[np.ndarray], np.ndarray]) -> Answer:
+    """Draw a number for each element of an operand, which is written in the order of its strides."""
+    numbers = random_numbers.uniform_numbers(*_draw(call, x.size), x.size, gpu=call.gpu) if x.size else np.zeros(0, F32)
+    return Answer((_lay_numbers(transform(numbers), x, _storage_order(x)).astype(call.dtype),), "Philox, single elements", DRAWN)
+
+
+def _uniform(call: Call) -> Answer:
+    """Draw numbers from `low` to `high`, without `high`: those that are rounded to it become `low`."""
+    if call.dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got {call.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+    x = call["self"] if "self" in call.arguments else np.empty(call["size"], call.dtype)
+    low, high = (np.asarray(call.arguments.get(name, value)).astype(call.dtype) for name, value in (("low", 0.0), ("high", 1.0)))
+    span = (high.astype(F32) - low.astype(F32)).astype(call.dtype).astype(F32)
+
+    def transform(numbers: np.ndarray) -> np.ndarray:
+        found = fma_f32(numbers, span, low.astype(F32)).astype(call.dtype)
+        return np.where(found == high, low, found)
+
+    return _distribution(call, x, transform)
 
 
 # ---- reductions
@@ -535,6 +630,14 @@ def _softmax(log: bool) -> Callable[[Call], Answer]:
         )
 
     return run
+
+
+def _safe_softmax(call: Call) -> Answer:
+    """Compute the softmax of attention's math backend: a row without a finite element or NaN becomes 0."""
+    _requires(call, dtype=None)
+    answer = _softmax(False)(replace(call, arguments={**call.arguments, "half_to_float": False}))
+    hidden = np.isneginf(call["self"]).all(axis=call["dim"], keepdims=True)
+    return answer._replace(results=(np.where(hidden, np.zeros((), call.dtype), answer.results[0]),))
 
 
 def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
@@ -861,6 +964,8 @@ OPERATIONS: dict[str, Operation] = {
     "_foreach_sub": Operation("self, other, alpha=1", _foreach(partial(_add, sign=-1.0))),
     "_foreach_mul": Operation("self, other", _foreach(_ieee("self other", np.multiply, "mul"))),
     "_foreach_div": Operation("self, other", _foreach(_ieee("self other", np.divide, "div"))),
+    **{f"_foreach_{name}": Operation("self, other", _foreach_limit(False)) for name in ("maximum", "clamp_min")},
+    **{f"_foreach_{name}": Operation("self, other", _foreach_limit(True)) for name in ("minimum", "clamp_max")},
     "_foreach_sqrt": Operation("self", _foreach(_ieee("self", np.sqrt, "sqrt"))),
     "_foreach_addcmul": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcmul"))),
     "_foreach_addcdiv": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcdiv"))),
@@ -884,6 +989,7 @@ OPERATIONS: dict[str, Operation] = {
     "std": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.standard_deviation)),
     "_softmax": Operation("self, dim, half_to_float", _softmax(False)),
     "_log_softmax": Operation("self, dim, half_to_float", _softmax(True)),
+    "_safe_softmax": Operation("self, dim, dtype=None", _safe_softmax),
     "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(False)),
     "_log_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(True)),
     "native_layer_norm": Operation("input, normalized_shape, weight, bias, eps", _layer_norm),
@@ -932,6 +1038,12 @@ OPERATIONS: dict[str, Operation] = {
         "is_causal=False, scale=None",
         partial(_attention_backward, backend="efficient"),
     ),
+    "native_dropout": Operation("input, p, train", _dropout),
+    "native_dropout_backward": Operation("grad_output, mask, scale", _dropout_backward),
+    "bernoulli": Operation("self, p=None, generator=None", _bernoulli),
+    "uniform": Operation("self, low=0.0, high=1.0, generator=None", _uniform),
+    "rand": Operation("size, dtype=None, generator=None", _uniform),
+    "rand_like": Operation("self, dtype=None", _uniform),
     "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
     "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),
     "softplus_backward": Operation(
@@ -965,7 +1077,7 @@ OPERATIONS: dict[str, Operation] = {
 ALIGNMENT = 16  # bytes
 COPIED = frozenset(name for name in OPERATIONS if "softmax" in name or name.startswith(("native_layer_norm", "_fused_rms_norm")))
 ALIGNED = COPIED | {
-    "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm",
+    "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm", "native_dropout",
 }  # fmt: skip
 
 # Operators whose results every correct implementation has: a reason for each group of names.
@@ -982,11 +1094,10 @@ EXACT: dict[str, str] = {
             "new_empty_strided detach _conj_physical pixel_shuffle"
         ),
         "takes one of its operands": (
-            "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign threshold_backward "
-            "max min argmax argmin ceil floor trunc isnan isinf"
+            "_foreach_abs _foreach_neg abs neg sign threshold_backward max min argmax argmin ceil floor trunc isnan isinf"
         ),
         "compares or counts": (
-            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not isin equal"
+            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not isin equal signbit"
         ),
     }.items()
     for name in names.split()

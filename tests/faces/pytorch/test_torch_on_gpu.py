@@ -16,6 +16,7 @@ from support.torch_helpers import MISSING, torch
 import tcemu
 from tcemu.base.errors import NotModelled
 from tcemu.drift import predict, record
+from tcemu.operations.functional.torch_cuda.random_numbers import dropout_mask, uniform_numbers
 from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
 
 pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
@@ -252,7 +253,8 @@ def test_the_gradient_of_cudnns_attention_of_many_keys_is_open_and_may_be_left()
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "bernoulli|dropout"),
+        (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "draws a seed for the GPU itself"),
+        (lambda: torch.randn(3), "randn has no rule"),
         (lambda: torch.tensor([1, 2, 2]).sort(), "not stable"),
         (lambda: torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), "atomics"),
         (lambda: torch.ones(3).double().exp(), "float64"),
@@ -338,6 +340,71 @@ def test_rows_have_the_arguments_of_aten():
         assert name not in EXACT
 
 
+# ---- random numbers
+
+
+def test_dropout_takes_the_numbers_of_the_gpus_generator():
+    x = torch.arange(1.0, 1001).reshape(10, 100).requires_grad_()
+    with tcemu.torch.emulate(torch.nn.Dropout(0.5), gpu="H200") as emulated:
+        torch.manual_seed(7)
+        y = emulated(x)
+        y.backward(torch.ones_like(y))
+        again = emulated(x)
+        torch.cuda.manual_seed(7)
+        assert torch.equal(emulated(x), y) and not torch.equal(again, y)
+        assert (emulated.generator.seed, emulated.generator.offset) == (7, 4)
+    kept = dropout_mask(7, 0, 1000, 0.5, vector=4).reshape(10, 100)
+    assert torch.equal(y, torch.where(torch.from_numpy(kept), 2 * x, 0.0)) and torch.equal(x.grad, 2.0 * torch.from_numpy(kept))
+
+
+def test_forms_of_dropout_that_are_not_one_kernel_take_single_elements():
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated:
+        torch.manual_seed(7)
+        written = torch.nn.functional.dropout(torch.ones(600), 0.5, inplace=True)
+        channels = torch.nn.functional.dropout2d(torch.ones(2, 300, 3, 3), 0.5)
+    assert torch.equal(written, 2.0 * torch.from_numpy(uniform_numbers(7, 0, 600) < 0.5)) and emulated.generator.offset == 8
+    assert torch.equal(channels[:, :, 0, 0].reshape(-1), 2.0 * torch.from_numpy(uniform_numbers(7, 4, 600) < 0.5))
+
+
+def test_the_math_form_of_attention_drops_weights():
+    q, attention = torch.ones(2, 4, 8, 16), torch.nn.attention
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated, attention.sdpa_kernel(attention.SDPBackend.MATH):
+        torch.manual_seed(7)
+        y = torch.nn.functional.scaled_dot_product_attention(q, q[:, :2], q[:, :2], dropout_p=0.5, enable_gqa=True)
+    kept = dropout_mask(7, 0, 512, 0.5, vector=4).reshape(2, 4, 8, 8)
+    assert torch.equal(y[..., 0], torch.from_numpy(kept.sum(-1) / np.float32(4)))
+    assert "aten.native_dropout" in {line.operator for line in emulated.report()}
+
+
+def test_after_an_unknown_operator_and_in_a_recomputation_numbers_are_not_known():
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100", unknown="leave") as emulated:
+        torch.manual_seed(7)
+        torch.randn(3)
+        torch.nn.functional.dropout(torch.ones(9), 0.5)
+        assert [line.operator for line in emulated.report().unknown] == ["aten.randn", "aten.native_dropout"]
+        torch.manual_seed(7)
+        x = torch.ones(8, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(lambda v: torch.nn.functional.dropout(v, 0.5), x, use_reentrant=False).exp().sum().backward()
+    assert ("aten.native_dropout", True) in {(line.operator, line.backward) for line in emulated.report().unknown}
+
+
+def test_inference_mode_decomposes_functions_as_without_it():
+    model, x = small_model()
+    with tcemu.torch.emulate(model, gpu="H100") as emulated:
+        expected = emulated(x)
+        with torch.inference_mode():
+            assert torch.equal(emulated(x), expected)
+    assert not emulated.report().unknown
+
+
+def test_foreach_maximum_takes_the_second_of_two_zeros():
+    zeros = [torch.tensor([0.0, -0.0, float("nan"), 1.0])], [torch.tensor([-0.0, 0.0, 1.0, float("nan")])]
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        for run in (torch._foreach_maximum, torch._foreach_minimum):
+            (found,) = run(*zeros)
+            assert found.signbit()[:2].tolist() == [True, False] and found[2:].isnan().all()
+
+
 # ---- words of a GPU
 
 
@@ -376,3 +443,13 @@ def test_a_record_is_judged_and_the_first_other_operation_is_named(tmp_path):
     judged = predict(tmp_path / "other.drift", gpu="H100")
     assert judged.first is not None and judged.first.name == "aten.gelu" and (judged.first.wrong, judged.first.words) == (1, 256)
     assert len(judged.different) == 1 and "first that no H100" in str(judged)
+
+
+def test_a_result_of_another_dtype_is_named(tmp_path):
+    """A CPU gives the moments of a norm in the operand's dtype, a GPU in float32."""
+    model, x = small_model()
+    with record(str(tmp_path / "run.drift"), model):
+        model(x)
+    found = predict(tmp_path / "run.drift", gpu="H100")
+    (line,) = [line for line in found.operations if line.skipped]
+    assert line.name == "aten.native_layer_norm" and "not compared: 1 aten.native_layer_norm: result 1" in str(found)
