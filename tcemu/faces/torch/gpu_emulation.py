@@ -267,8 +267,9 @@ class OperationMode(TorchDispatchMode):
 
 @lru_cache(maxsize=4096)
 def _is_composite(func: Any) -> bool:
-    """Return whether PyTorch has an operator as a function of other ones on every device."""
-    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    """Return whether PyTorch has an operator only as a function of other ones."""
+    keys = torch._C.DispatchKey
+    return func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd) and not func.has_kernel_for_dispatch_key(keys.CPU)
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
 
 pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
 ROOT = Path(__file__).parents[3]
-OTHER_NAMES = {"scalar", "scalars", "tensors1", "weights", "p", "correction", "unbiased"}  # of overloads that the rows take by position
+OTHER_NAMES = {"scalar", "scalars", "tensors1", "weights", "p", "correction", "unbiased", "from", "to"}  # of overloads that the rows take by position
 
 
 def load_script(name):
