@@ -771,6 +771,7 @@ class FunctionChoices(TorchFunctionMode):
     def __init__(self, emulation: GpuEmulation) -> None:
         super().__init__()
         self.emulation = emulation
+        self._open: list[Callable] = []  # functions whose bodies run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -788,10 +789,14 @@ class FunctionChoices(TorchFunctionMode):
             with torch.autocast("cpu", enabled=False):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, widen, (args, kwargs))
                 return func(*args, **kwargs)
-        if (body := _python_body(func)) is not None:
+        if func in self._open or (body := _python_body(func)) is None:  # a body may hand its function to a mode by another one
+            return func(*args, **kwargs)
+        self._open.append(func)
+        try:
             with self:
                 return body(*args, **kwargs)
-        return func(*args, **kwargs)
+        finally:
+            self._open.pop()
 
 
 @lru_cache(maxsize=1024)

@@ -388,6 +388,11 @@ def test_after_an_unknown_operator_and_in_a_recomputation_numbers_are_not_known(
     assert ("aten.native_dropout", True) in {(line.operator, line.backward) for line in emulated.report().unknown}
 
 
+def test_a_function_that_hands_itself_to_a_mode_by_another_one_ends():
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        assert torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")[0].shape == (2, 3)
+
+
 def test_inference_mode_decomposes_functions_as_without_it():
     model, x = small_model()
     with tcemu.torch.emulate(model, gpu="H100") as emulated:
