@@ -11,6 +11,7 @@ CUDA 13.0, curand_philox4x32_x.h and curand_uniform.h. Held to words of PyTorch 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -93,11 +94,7 @@ def launch_step(elements: int, gpu: str) -> int:
 
 def philox_words(seed: int, offset: int, threads: int) -> np.ndarray:
     """Return the next four words of each thread, uint32 [threads, 4]. offset: a multiple of 4."""
-    counter, numbers = offset // WORDS, np.arange(threads, dtype=np.uint32)
-    low, high = (np.full(threads, word, np.uint32) for word in (counter & 0xFFFFFFFF, counter >> 32))
-    key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-    found = philox((low, high, numbers, np.zeros_like(numbers)), key, ROUNDS)  # type: ignore[arg-type]
-    return np.stack([np.asarray(word) for word in found], axis=-1)
+    return _philox_of_counters(np.uint64(offset // WORDS), np.arange(threads, dtype=np.uint64), seed, ROUNDS)
 
 
 def to_uniform(words: np.ndarray) -> np.ndarray:
@@ -158,3 +155,81 @@ def bernoulli_of_tensor(seed: int, offset: int, probabilities: np.ndarray) -> np
     flat = probabilities.astype(F32).reshape(-1)
     numbers = to_uniform(philox_words(seed, offset, -(-flat.size // WORDS))).reshape(-1)[: flat.size]
     return (numbers <= flat).reshape(probabilities.shape)
+
+
+# ---- dropout within attention
+
+
+class AttentionDropout(NamedTuple):
+    """Dropout of the weights of one call of a fused kernel.
+
+    Attributes:
+        probability: That a weight is dropped.
+        seed: The generator's seed.
+        offset: Its offset.
+    """
+
+    probability: float
+    seed: int
+    offset: int
+
+
+FLASH_ROUNDS = 7  # of Philox in FlashAttention 2
+FLASH_TILE = (16, 32)  # rows and columns of which 32 threads each take 16 bytes of one counter
+
+
+def attention_step(name: str, shape: tuple[int, int, int, int]) -> int:
+    """Return by how much a fused kernel moves the generator's offset. shape: batch, heads, queries and keys."""
+    batch, heads, queries, keys = shape
+    return batch * heads * (32 if name == "flash" else queries * keys)
+
+
+def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Return which weights a fused kernel keeps.
+
+    CUTLASS's kernel takes a number for each weight, in the order of memory. FlashAttention 2 compares bytes, whose counter has the tile's row
+    and column, and the thread of a warp.
+
+    Args:
+        name: "flash" or "efficient".
+        dropout: The probability and the generator's state.
+        shape: Batch, heads, queries and keys.
+
+    Returns:
+        Booleans of that shape.
+
+    Raises:
+        NotModelled: The kernel is another one.
+
+    Source: PyTorch 2.11.0, mem_eff_attention/kernel_forward.h; FlashAttention 2, csrc/flash_attn/src/dropout.h and philox.cuh.
+    """
+    batch, heads, queries, keys = shape
+    if name == "efficient":
+        count = batch * heads * queries * keys
+        counters = np.arange(dropout.offset // WORDS, dropout.offset // WORDS + -(-count // WORDS), dtype=np.uint64)
+        numbers = to_uniform(_philox_of_counters(counters, np.zeros(1, np.uint64), dropout.seed, ROUNDS)).reshape(-1)[:count]
+        return (numbers > F32(dropout.probability)).reshape(shape)
+    if name != "flash":
+        raise NotModelled(
+            f"{name}: dropout_p={dropout.probability} has no rule: which numbers its kernel takes is not known; sdpa_kernel can choose "
+            "FlashAttention 2 or the memory-efficient kernel (torch_cuda/random_numbers.py)"
+        )
+    high, wide = FLASH_TILE
+    rows, columns = -(-queries // high), -(-keys // wide)
+    first = dropout.offset + 32 * np.arange(batch * heads, dtype=np.uint64)
+    counters = first[:, None, None, None] + np.arange(32, dtype=np.uint64)
+    tiles = np.arange(rows, dtype=np.uint64)[:, None] | np.arange(columns, dtype=np.uint64) << np.uint64(32)
+    words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FLASH_ROUNDS)  # [heads, rows, columns, 32, 4]
+    parts = np.ascontiguousarray(words).view(np.uint8)
+    # lane: row of 8, pair of columns; byte: half of the columns, 8 columns of it, half of the rows, column of the pair
+    parts = parts.reshape(batch * heads, rows, columns, 8, 4, 2, 2, 2, 2).transpose(0, 1, 7, 3, 2, 5, 6, 4, 8)
+    laid = parts.reshape(batch, heads, rows * high, columns * wide)[:, :, :queries, :keys]
+    return laid <= np.uint8(np.floor(float(F32(1) - F32(dropout.probability)) * 255))
+
+
+def _philox_of_counters(low: np.ndarray, high: np.ndarray, seed: int, rounds: int) -> np.ndarray:
+    """Return the words uint32 [..., 4] of counters of two halves of 64 bits, which broadcast."""
+    given = np.broadcast_arrays(low, high)
+    halves = [(half >> np.uint64(shift)).astype(np.uint32) for half in given for shift in (0, 32)]
+    found = philox(tuple(halves), np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), rounds)  # type: ignore[arg-type]
+    return np.stack([np.asarray(word) for word in found], axis=-1)
