@@ -427,7 +427,7 @@ class GpuEmulation:
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(_flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
-        draws = name.startswith(RANDOM) and not name.endswith("_backward")
+        draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
         try:
             if draws and backward:
                 raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
@@ -445,7 +445,7 @@ class GpuEmulation:
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
-        if draws:
+        if (draws or _by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
             self.generator.lost = self.generator.lost or place[0]
         return self._leave(func, args, kwargs, place, operands, reason)
 
@@ -483,7 +483,7 @@ class GpuEmulation:
         for i, out in enumerate(empty):
             if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
                 if isinstance(out, torch.Tensor):
-                    out.zero_()
+                    out.copy_(to_tensor(answer.states[i]).reshape(out.shape)) if i in answer.states else out.zero_()
             elif (found := answer.results[i]) is not None:
                 empty[i] = _write_result(out, to_tensor(found), bool(outs))
             elif not outs:

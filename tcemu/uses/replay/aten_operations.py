@@ -79,12 +79,14 @@ class Answer(NamedTuple):
         kernel: The kernel or the order.
         evidence: Why these are the GPU's bits.
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
+        states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
     """
 
     results: tuple[np.ndarray | None, ...]
     kernel: str
     evidence: Evidence
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
+    states: Mapping[int, np.ndarray] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -422,7 +424,7 @@ def _foreach_limit(high: bool) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         dtype, (x, y) = _operands(call, ("self", "other"))
         first = np.isnan(x) | _quiet(np.less if high else np.greater, x, y)
-        text = "ForeachMinMaxFunctors.cuh: the first operand if it is NaN or beyond the second one"
+        text = "ForeachMinMaxFunctors.cuh: the first operand if it is NaN or beyond the second one; H200: equal in 2,400 special words"
         return Answer((_round(call, np.where(first, x, y), dtype),), "min" if high else "max", Evidence(BY_RULE, text))
 
     return _foreach(run)
@@ -449,7 +451,7 @@ def _lerp(call: Call) -> Answer:
 # ---- random numbers
 
 DROPOUT = Evidence(BY_RULE, "Dropout.cu; H200: equal in 84 calls, 792,786 words")
-DRAWN = Evidence(BY_RULE, "DistributionTemplates.h and curand's Philox")
+DRAWN = Evidence(BY_RULE, "DistributionTemplates.h and curand's Philox; H200: equal in 1,098 calls, 638,055 words")
 
 
 def _draw(call: Call, elements: int, step: int | None = None) -> tuple[int, int]:
@@ -909,28 +911,36 @@ ATTENTION = Evidence(BY_RULE, "H200: equal in the cases of the census and in rec
 
 def _attention(call: Call, backend: str) -> Answer:
     """Compute a backend's output and logarithms of sums. Its other results are seeds and offsets of random numbers."""
-    _requires(call, dropout_p=0.0)
     if "return_debug_mask" in call.arguments:
         _requires(call, return_debug_mask=False)
     q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
-    out, logarithms = attention.attention(
-        q, k, v, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
-    )
-    return Answer((np.asarray(out), np.asarray(logarithms)), f"{backend} attention, {k.shape[2]} keys", ATTENTION)
+    options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
+    dropout, states = None, {}
+    if call["dropout_p"]:
+        shape = (*q.shape[:3], k.shape[2])
+        seed, offset = _draw(call, math.prod(shape), random_numbers.attention_step(backend, shape))
+        dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), seed, offset)
+        state = np.array([seed, offset], np.uint64)
+        states = {6: state} if backend == "flash" else {2: state[0].astype(np.int64), 3: state[1].astype(np.int64)}
+    out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
+    kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
+    return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
     """Compute the gradients of a backend."""
-    _requires(call, dropout_p=0.0)
+    dropout = None
+    if call["dropout_p"]:
+        state = np.concatenate([np.asarray(call[name]).reshape(-1) for name in ("philox_seed", "philox_offset")])  # of flash, the first has both
+        dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), int(state[0]) % (1 << 64), int(state[1]))
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
     rows_ = operands[1].shape[:3]
     if operands[-1].size != math.prod(rows_):
         raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
     operands[-1] = operands[-1].reshape(rows_)
-    found = attention.attention_backward(
-        *operands, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
-    )
+    options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
+    found = attention.attention_backward(*operands, backend=backend, dropout=dropout, **options)
     results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
     return Answer(results, f"{backend} attention, gradients", ATTENTION)
 

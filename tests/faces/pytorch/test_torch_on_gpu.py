@@ -1,6 +1,7 @@
 """`tcemu.torch.emulate(model, gpu=...)`: every operation as PyTorch computes it on a GPU."""
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import lzma
@@ -364,6 +365,24 @@ def test_forms_of_dropout_that_are_not_one_kernel_take_single_elements():
         channels = torch.nn.functional.dropout2d(torch.ones(2, 300, 3, 3), 0.5)
     assert torch.equal(written, 2.0 * torch.from_numpy(uniform_numbers(7, 0, 600) < 0.5)) and emulated.generator.offset == 8
     assert torch.equal(channels[:, :, 0, 0].reshape(-1), 2.0 * torch.from_numpy(uniform_numbers(7, 4, 600) < 0.5))
+
+
+@pytest.mark.parametrize("shape", ["7x9", pytest.param("20", marks=pytest.mark.full), pytest.param("3x5x64x31", marks=pytest.mark.full)])
+def test_forms_of_dropout_have_the_words_of_an_h200(shape):
+    """tests/gpu_runs/dropout_and_convolutions.py, run within the block, with a probability of 0.35."""
+    script = load_script("dropout_and_convolutions")
+    recorded = json.loads(lzma.decompress((ROOT / "tests/golden/torch_random_h200.json.xz").read_bytes()))["forms"]
+    found = {}
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated:
+        script.offset = lambda: emulated.generator.offset
+        for dtype in script.DT:
+            (x,) = script.normals("drop", dtype, tuple(map(int, shape.split("x"))))
+            for form, run in [*script.dropout_forms(x, 0.35), ("gradient", None)]:
+                if form != "begins":  # its operand begins within a vector
+                    made = script.two_calls(run) if run else script.gradient_of_dropout(x, 0.35)
+                    found |= {f"{form}|{dtype}|{shape}|0.35#{key}": value for key, value in made.items()}
+    digests = {k: v if k.endswith("offsets") else hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest()[:16] for k, v in found.items()}
+    assert digests == {name: value for name, value in recorded.items() if name.split("|")[2] == shape}
 
 
 def test_the_math_form_of_attention_drops_weights():

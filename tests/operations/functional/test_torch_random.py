@@ -3,6 +3,8 @@
 import hashlib
 import json
 import lzma
+import zlib
+from ast import literal_eval
 from pathlib import Path
 
 import ml_dtypes
@@ -10,8 +12,12 @@ import numpy as np
 import pytest
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.attention import attention, attention_backward
 from tcemu.operations.functional.torch_cuda.random_numbers import (
+    AttentionDropout,
     GpuGenerator,
+    attention_mask,
+    attention_step,
     bernoulli_of_tensor,
     count_threads,
     drop,
@@ -109,3 +115,60 @@ def test_a_generator_without_a_seed_or_after_an_unknown_operator_is_refused():
         generator.manual_seed(0, 3)
     with pytest.raises(NotModelled, match="B200"):
         count_threads(4, "B200")
+
+
+# ---- attention
+
+
+def normals(key, dtype, *shapes):
+    rng = np.random.Generator(np.random.PCG64(zlib.crc32(key.encode())))
+    return [rng.standard_normal(shape, np.float32).astype(DTYPES[dtype]) for shape in shapes]
+
+
+def spread(y, most=1024):
+    """Words at evenly spread places, as tests/gpu_runs/dropout_and_convolutions.py takes them."""
+    words = np.ascontiguousarray(y).reshape(-1).view(np.int16)
+    return words[np.unique(np.linspace(0, words.size - 1, min(words.size, most)).astype(np.int64))]
+
+
+MASKS = [name for name in GOLDEN["attention"] if name.startswith("mask")]
+WORDS = dict.fromkeys(name.split("#")[0] for name in GOLDEN["attention"] if not name.startswith("mask"))
+USUAL_WORDS = ("flash|bfloat16|(1, 2, 2, 48, 48, 64)|0.1|True", "efficient|float16|(1, 2, 2, 48, 48, 64)|0.1|False")
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_drops_the_weights_that_an_h200_drops(name):
+    """Recorded as zeros of the output for V = 1, of as many columns as the head size."""
+    _, backend, _, shape, p, _ = name.split("#")[0].split("|")
+    batch, heads, _, queries, keys, size = literal_eval(shape)
+    kept = attention_mask(backend, AttentionDropout(float(p), 91, 0), (batch, heads, queries, keys))
+    assert size == keys and digest(np.packbits(kept)) == GOLDEN["attention"][name]
+
+
+@pytest.mark.parametrize("name", [name if name in USUAL_WORDS else pytest.param(name, marks=pytest.mark.full) for name in WORDS])
+def test_attention_with_dropout_has_the_words_of_an_h200(name):
+    backend, dtype, text, p, causal = name.split("|")
+    batch, heads, key_heads, queries, keys, size = literal_eval(text)
+    shapes = (batch, heads, queries, size), *[(batch, key_heads, keys, size)] * 2
+    q, k, v = normals(f"w{text}", dtype, *shapes)
+    (grad,) = normals(f"g{text}", dtype, shapes[0])
+    options = {"backend": backend, "causal": causal == "True", "dropout": AttentionDropout(float(p), 13, 0)}
+    out, logarithms = attention(q, k, v, **options)
+    found = {"o": out}
+    if f"{name}#dq" in GOLDEN["attention"]:
+        found |= zip(("dq", "dk", "dv"), attention_backward(grad, q, k, v, out, logarithms, **options), strict=True)
+    assert {part: digest(spread(y)) for part, y in found.items()} == {part: GOLDEN["attention"][f"{name}#{part}"] for part in found}
+
+
+def test_attention_moves_the_generator_as_its_kernels_do():
+    assert attention_step("flash", (2, 3, 130, 128)) == 192 and attention_step("efficient", (2, 3, 130, 128)) == 99840
+    first, later = (attention_mask("efficient", AttentionDropout(0.5, 1, offset), (1, 1, 4, 4)).reshape(-1) for offset in (0, 4))
+    assert (first[4:] == later[:-4]).all()
+
+
+def test_attention_whose_numbers_are_not_known_is_refused():
+    x = np.ones((1, 1, 8, 64), np.float16)
+    with pytest.raises(NotModelled, match="cudnn"):
+        attention(x, x, x, backend="cudnn", dropout=AttentionDropout(0.5, 1, 0))
+    with pytest.raises(NotModelled, match="efficient: gradients"):
+        attention_backward(x, x, x, x, x, np.ones((1, 1, 8), np.float32), backend="efficient", dropout=AttentionDropout(0.5, 1, 0))

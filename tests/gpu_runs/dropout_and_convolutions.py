@@ -1,6 +1,6 @@
 """Words of PyTorch's dropout, convolutions and cuDNN's attention with one query on a GPU.
 
-    python record_convolutions.py OUT dropout|attention|convolutions
+    python dropout_and_convolutions.py OUT dropout|attention|convolutions
 
 TF32=0 in the environment makes it record convolutions of float32 alone, without TF32.
 
@@ -104,6 +104,22 @@ def record_limits(kept):
                 attempt(kept, f"foreach|{name}|{dtype}|{i}", lambda run=run, x=values, n=number: {"number": raw(run([x], n)[0])})
 
 
+def two_calls(run):
+    """Words of two calls after a seed, and the generator's offset after each."""
+    torch.manual_seed(77)
+    first, middle = run(), offset()
+    second = run()
+    return {"first": spread(first), "second": spread(second), "offsets": [middle, offset()]}
+
+
+def gradient_of_dropout(x, p):
+    torch.manual_seed(5)
+    leaf = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(F.dropout(leaf, p), leaf, x * 3)
+    y, mask = A.native_dropout(x, p, True)
+    return {"grad": spread(grad), "y": spread(y), "mask": spread(mask)}
+
+
 def record_dropout(out):
     kept = {}
     record_limits(kept)
@@ -111,26 +127,10 @@ def record_dropout(out):
         for shape in SIZES:
             (x,) = normals("drop", dtype, shape)
             for p in (0.1, 0.5, 0.35):
+                facts = f"{dtype}|{'x'.join(map(str, shape))}|{p}"
                 for form, run in dropout_forms(x, p):
-                    name = f"{form}|{dtype}|{'x'.join(map(str, shape))}|{p}"
-
-                    def two(run=run):
-                        torch.manual_seed(77)
-                        first, middle = run(), offset()
-                        second = run()
-                        return {"first": spread(first), "second": spread(second), "offsets": [middle, offset()]}
-
-                    attempt(kept, name, two)
-                name = f"gradient|{dtype}|{'x'.join(map(str, shape))}|{p}"
-
-                def gradient(x=x, p=p):
-                    torch.manual_seed(5)
-                    leaf = x.clone().requires_grad_()
-                    (grad,) = torch.autograd.grad(F.dropout(leaf, p), leaf, x * 3)
-                    y, mask = A.native_dropout(x, p, True)
-                    return {"grad": spread(grad), "y": spread(y), "mask": spread(mask)}
-
-                attempt(kept, name, gradient)
+                    attempt(kept, f"{form}|{facts}", lambda run=run: two_calls(run))
+                attempt(kept, f"gradient|{facts}", lambda x=x, p=p: gradient_of_dropout(x, p))
     np.savez_compressed(f"{out}/dropout.npz", **kept)
     print(len(kept), "arrays of dropout", [k for k in kept if k.endswith("error")][:4])
 
