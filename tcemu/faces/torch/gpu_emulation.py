@@ -476,7 +476,8 @@ class GpuEmulation:
         if name == "bernoulli" and outs and arguments["p"] is None:
             arguments["p"] = 0.5  # the default of the overload that writes to its operand
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
-        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator))
+        tf32 = torch.backends.cudnn.allow_tf32
+        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32))
         named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
         for key, value in answer.updates.items():
             named[key].copy_(to_tensor(value))

@@ -170,7 +170,8 @@ def _predict_operation(run: Record, operation: Operation, gpu: str, library: str
     try:
         arrays = [_lay(x, tensor.strides) for x, tensor in zip(operands, operation.operands, strict=True)]
         arguments = bind_arguments(OPERATIONS[name], *_arguments(operation.attributes, arrays))
-        answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library))
+        tf32 = bool(run.environment.get("cudnn_allow_tf32", True))
+        answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, tf32=tf32))
     except (NotModelled, Unsupported) as error:
         return PredictedOperation(*facts, UNKNOWN, reason=str(error))
     words, wrong, skipped = 0, 0, []

@@ -39,7 +39,7 @@ from tcemu.operations.functional.torch_cuda import (
 )
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_numpy, fma_f32
-from tcemu.uses.replay import torch_patches, torch_products
+from tcemu.uses.replay import torch_convolutions, torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
@@ -100,6 +100,7 @@ class Call:
         gpu: One of GPUS.
         library: One of LIBRARIES.
         generator: The GPU's generator of random numbers, which operators that draw move on; None: not known.
+        tf32: `torch.backends.cudnn.allow_tf32`, which is on by default.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Call:
     gpu: str = "H100"
     library: str = "torch 2.11"
     generator: random_numbers.GpuGenerator | None = None
+    tf32: bool = True
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -879,28 +881,25 @@ def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None
 
 
 def _convolution(call: Call) -> Answer:
-    """Compute a convolution whose windows do not overlap, as a vision model's patches."""
-    weight = call["weight"]
-    window = list(weight.shape[2:])
-    facts = [list(call[name]) for name in ("stride", "padding", "dilation")]
-    if facts != [window, [0] * len(window), [1] * len(window)] or call["transposed"] or call["groups"] != 1:
-        raise NotModelled(
-            f"convolution: got stride {facts[0]}, padding {facts[1]}, dilation {facts[2]}, groups {call['groups']}, a window of {window}; "
-            "known are strides equal to the window, without padding (replay/torch_patches.py)"
-        )
-    found = np.asarray(torch_patches.patch_convolution(call["input"], weight, call["bias"]))
-    return Answer((found,), "cuDNN, patches", Evidence(BY_RULE, "H200: equal in the recorded patch convolutions (replay/torch_patches.py)"))
+    _requires(call, transposed=False)
+    x, weight = call["input"], call["weight"]
+    _contiguous(call, x, weight)  # of others cuDNN may take kernels for channels that lie last
+    axes = len(weight.shape) - 2
+    facts = {name: tuple(call[name]) * (axes if len(call[name]) == 1 else 1) for name in ("stride", "padding", "dilation")}
+    found = torch_convolutions.convolution(x, weight, call["bias"], **facts, groups=call["groups"], tf32=call.tf32)
+    text = "H200: equal in 39 convolutions of three dtypes, as far as a rule tells the kernel (replay/torch_convolutions.py)"
+    return Answer((np.asarray(found),), f"convolution of {math.prod(weight.shape[1:])} products", Evidence(BY_RULE, text))
 
 
 def _grouped_mm(call: Call) -> Answer:
     _requires(call, bias=None, out_dtype=None)
     x, weights = call["self"], call["mat2"]
     if call["offs"] is None or weights.ndim != 3:
-        raise NotModelled("_grouped_mm: known are rows by experts, [M, K] and [E, K, N] with offsets (replay/torch_patches.py)")
-    found = torch_patches.grouped_matmul(
+        raise NotModelled("_grouped_mm: known are rows by experts, [M, K] and [E, K, N] with offsets (replay/torch_convolutions.py)")
+    found = torch_convolutions.grouped_matmul(
         np.ascontiguousarray(x), np.ascontiguousarray(weights), call["offs"], transposed_b=lies_transposed(weights), gpu=call.gpu
     )
-    text = "H200: equal in the recorded grouped products (replay/torch_patches.py)"
+    text = "H200: equal in the recorded grouped products (replay/torch_convolutions.py)"
     return Answer((np.asarray(found),), f"grouped products of {len(weights)} experts", Evidence(BY_RULE, text))
 
 
