@@ -160,6 +160,15 @@ def test_attention_with_dropout_has_the_words_of_an_h200(name):
     assert {part: digest(spread(y)) for part, y in found.items()} == {part: GOLDEN["attention"][f"{name}#{part}"] for part in found}
 
 
+@pytest.mark.parametrize("name", GOLDEN["one query"])
+def test_one_query_of_cudnn_has_the_words_of_an_h200(name):
+    dtype, text = name.split("|")
+    batch, heads, key_heads, keys, size = literal_eval(text)
+    q, k, v = normals(f"one{text}", dtype, (batch, heads, 1, size), *[(batch, key_heads, keys, size)] * 2)
+    out, logarithms = attention(q, k, v, backend="cudnn")
+    assert digest(spread(out, 4096)) == GOLDEN["one query"][name] and np.isnan(logarithms).all()
+
+
 def test_attention_moves_the_generator_as_its_kernels_do():
     assert attention_step("flash", (2, 3, 130, 128)) == 192 and attention_step("efficient", (2, 3, 130, 128)) == 99840
     first, later = (attention_mask("efficient", AttentionDropout(0.5, 1, offset), (1, 1, 4, 4)).reshape(-1) for offset in (0, 4))

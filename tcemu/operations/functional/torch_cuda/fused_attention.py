@@ -88,6 +88,7 @@ FLASH_KEYS = {32: 128, 64: 128, 96: 64, 128: 64, 192: 64, 256: 64}  # head size 
 DROPOUT_KEYS = {32: 128, 64: 64, 96: 64, 128: 32, 192: 64, 256: 64}  # the same with dropout, which has no splits
 SPLIT_KEYS = {64: 256, 128: 128, 256: 64}  # the same with splits
 LARGEST_HEAD = 256
+ONE_QUERY_KEYS = 200  # keys up to which cuDNN was seen to take one query by sdpa_sm80_flash_fprop_wmma, 64 x 64
 
 
 def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False) -> FusedKernel:
@@ -119,11 +120,13 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
                 f"efficient: got head size {size}; known are multiples of 8 up to 128, and of 32 above (torch_cuda/fused_attention.py)"
             )
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
-    if queries == 1:
+    if queries == 1 and keys > ONE_QUERY_KEYS:
         raise NotModelled(
-            "cudnn: got 1 query, for which cuDNN takes other kernels (sdpa_sm80_flash_fprop_wmma, 64 x 64 or 16 x 128), whose order is not "
-            "known: the rule of the others gives 8,183 of 8,192 recorded words of one with 2,048 keys (torch_cuda/fused_attention.py)"
+            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN took a kernel whose four warps share a "
+            "block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
         )
+    if queries == 1:
+        return FusedKernel(name, 64, 16)
     return FusedKernel(name, 128, 16)
 
 
