@@ -63,6 +63,7 @@ def test_every_other_line_of_a_shell_is_known():
         "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile",
         "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]'",
         "ruff check . && ruff format --check . && pyright --pythonpath .venv/bin/python",
+        'XLA_FLAGS="--xla_dump_to=dump --xla_dump_hlo_as_text --xla_dump_large_constants --xla_dump_emitter_re=ptx" python train.py',  # on a GPU
         ".venv/bin/pip install -e '.[docs]' && .venv/bin/sphinx-build -W -c docs . build/docs",
     }
     assert {line for path in DOCUMENTS for block in pages.blocks(path.read_text()) for line in block.others} == known

@@ -2,9 +2,9 @@
 
 Source: kernels and words of torch 2.11.0 on an NVIDIA H200, 42 patch convolutions and 20 grouped products in bf16 and f16
 (tests/gpu_runs/torch_products.py, seed 0), and 39 convolutions in bf16, f16 and f32 (tests/gpu_runs/dropout_and_convolutions.py): the
-orders below give every compared word of the calls that have a rule. That blocks of channels come before the window's places was chosen after
-wrong words of three convolutions, and is what CUTLASS's iterators do; how many channels a block has, 64 or 32, is the last number in the name of
-the kernel's tile. In f16 and f32 a grouped product launched the kernels of one product an expert.
+orders below give every compared word of the calls that have a rule. That blocks of channels come before the window's places was chosen
+after wrong words of three convolutions, and is what CUTLASS's iterators do; how many channels a block has, 64 or 32, is the last number in
+the name of the kernel's tile. In f16 and f32 a grouped product launched the kernels of one product an expert.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def choose_convolution(call: ConvolutionCall) -> str:
         by_cudnn = call.dtype == "float16" and (len(call.window) == 1 or call.window in ((1, 1), (3, 3), (5, 5)))
         if not by_cudnn:
             return DEPTHWISE
-        reason = "in float16 cuDNN may take kernels of 1, 3 or 5 rows, and those of one axis, by their size; in bfloat16 and float32 it does not"
+        reason = (
+            "in float16 cuDNN may take kernels of 1, 3 or 5 rows, and those of one axis, by their size; in bfloat16 and float32 it does not"
+        )
     elif call.dtype == "float32":
         if not call.tf32:
             return CHAIN
@@ -84,7 +86,9 @@ def choose_convolution(call: ConvolutionCall) -> str:
     elif call.channels >= MANY_CHANNELS:
         if call.channels <= FEW_BLOCKED or (call.places * call.outputs <= MOST_BLOCKED and len(call.window) < 3):
             return TENSOR_CORE
-        reason = f"how many channels a block has is known up to {FEW_BLOCKED} channels, or up to {MOST_BLOCKED:,} results of one or two axes"
+        reason = (
+            f"how many channels a block has is known up to {FEW_BLOCKED} channels, or up to {MOST_BLOCKED:,} results of one or two axes"
+        )
     elif call.groups > 1 or len(call.window) == 3:
         reason = f"known are {MANY_CHANNELS} channels and more of a group, or one or two axes without groups"
     elif call.outputs <= FEW_OUTPUTS or call.outputs >= MANY_OUTPUTS:
@@ -112,8 +116,8 @@ def convolution(
     """Compute a convolution as PyTorch does it on Hopper, mostly by cuDNN.
 
     Without a tensor core the products are a chain of f32 fma over channels and then over the window. With one, blocks of 64 channels are
-    taken in turn, and within a block the places of the window, each with instructions of its own for the block's channels. A bias is added by another kernel, to the rounded result; PyTorch's
-    own kernel for channels that are groups of their own begins with it.
+    taken in turn, and within a block the places of the window, each with instructions of its own for the block's channels. A bias is
+    added by another kernel, to the rounded result; PyTorch's own kernel for channels that are groups of their own begins with it.
 
     Args:
         x: [batch, channels, ...] with one to three further axes, in bf16, f16 or f32.

@@ -22,7 +22,17 @@ from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
 
 pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
 ROOT = Path(__file__).parents[3]
-OTHER_NAMES = {"scalar", "scalars", "tensors1", "weights", "p", "correction", "unbiased", "from", "to"}  # of overloads that the rows take by position
+OTHER_NAMES = {
+    "scalar",
+    "scalars",
+    "tensors1",
+    "weights",
+    "p",
+    "correction",
+    "unbiased",
+    "from",
+    "to",
+}  # of overloads that the rows take by position
 
 
 def load_script(name):
@@ -381,7 +391,9 @@ def test_forms_of_dropout_have_the_words_of_an_h200(shape):
                 if form != "begins":  # its operand begins within a vector
                     made = script.two_calls(run) if run else script.gradient_of_dropout(x, 0.35)
                     found |= {f"{form}|{dtype}|{shape}|0.35#{key}": value for key, value in made.items()}
-    digests = {k: v if k.endswith("offsets") else hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest()[:16] for k, v in found.items()}
+    digests = {
+        k: v if k.endswith("offsets") else hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest()[:16] for k, v in found.items()
+    }
     assert digests == {name: value for name, value in recorded.items() if name.split("|")[2] == shape}
 
 

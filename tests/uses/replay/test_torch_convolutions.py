@@ -69,7 +69,10 @@ MOST_WORK = 1 << 24  # products of a case that -m full computes on a CPU
 
 def normals(key, dtype, *shapes):
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(key.encode())))
-    return [rng.standard_normal(shape, np.float32).astype({"float16": np.float16, "float32": np.float32}.get(dtype, ml_dtypes.bfloat16)) for shape in shapes]
+    return [
+        rng.standard_normal(shape, np.float32).astype({"float16": np.float16, "float32": np.float32}.get(dtype, ml_dtypes.bfloat16))
+        for shape in shapes
+    ]
 
 
 def spread(y, most):

@@ -347,7 +347,9 @@ def _fused(call: _Call, dropout: AttentionDropout | None = None) -> tuple[Array,
     out = by_rows(convert, found.out, fixed=(F32, call.fmt))
     out, logarithms = out.reshape(batch, heads, queries, width), found.logsumexp.reshape(batch, heads, queries)
     if call.backend == "cudnn" and queries == 1:
-        logarithms = np.full(logarithms.shape, np.float32(np.nan).view(np.uint32)) if isinstance(out, np.ndarray) else jnp.full_like(logarithms, NAN)
+        logarithms = (
+            np.full(logarithms.shape, np.float32(np.nan).view(np.uint32)) if isinstance(out, np.ndarray) else jnp.full_like(logarithms, NAN)
+        )
     if isinstance(out, np.ndarray):
         return jax.device_put(out.view(given_dtype(call.fmt))), jax.device_put(np.asarray(logarithms).view(np.float32))
     return to_float(call.fmt, out, given_dtype(call.fmt)), to_float(F32, logarithms)

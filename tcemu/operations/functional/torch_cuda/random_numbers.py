@@ -187,8 +187,8 @@ def attention_step(name: str, shape: tuple[int, int, int, int]) -> int:
 def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Return which weights a fused kernel keeps.
 
-    CUTLASS's kernel takes a number for each weight, in the order of memory. FlashAttention 2 compares bytes, whose counter has the tile's row
-    and column, and the thread of a warp.
+    CUTLASS's kernel takes a number for each weight, in the order of memory. FlashAttention 2 compares bytes, whose counter has the tile's
+    row and column, and the thread of a warp.
 
     Args:
         name: "flash" or "efficient".
