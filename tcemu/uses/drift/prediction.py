@@ -18,7 +18,7 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
 from tcemu.uses.drift.locate import RecordSource
 from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord, read_record
-from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Call, bind_arguments
+from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Answer, Call, bind_arguments
 
 EQUAL, DIFFERENT, UNKNOWN, MOVES, MISSING = "equal", "different", "not known", "exact", "not kept"
 SPECIAL_NUMBERS = ("inf", "-inf", "nan")  # floats that JSON lacks, as the recorder writes them
@@ -137,7 +137,7 @@ def predict(record: RecordSource, *, gpu: str, library: str = LIBRARIES[0]) -> P
             f"gpu={gpu!r}, library={library!r}: known are {', '.join(GPUS)} and {', '.join(LIBRARIES)} (replay/aten_operations.py)"
         )
     run = read_record(record)
-    found = [_predict_operation(run, operation, gpu, library) for operation in run.operations if _has_floats(operation.results)]
+    found = [predict_operation(run, operation, gpu, library)[0] for operation in run.operations if _has_floats(operation.results)]
     return Prediction(run.name, gpu, library, _notes(run, gpu, library), tuple(found))
 
 
@@ -157,23 +157,50 @@ def _notes(run: Record, gpu: str, library: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _predict_operation(run: Record, operation: Operation, gpu: str, library: str) -> PredictedOperation:
+def recorded_kernels(run: Record) -> tuple[str, str] | None:
+    """Return the GPU and the library that made a record, if their kernels are known.
+
+    Args:
+        run: The record.
+
+    Returns:
+        A key of GPUS and one of LIBRARIES, or None.
+    """
+    gpu = next((gpu for gpu in GPUS if gpu in str(run.environment.get("gpu", ""))), None)
+    library = next((library for library in LIBRARIES if f"torch {run.environment.get('torch', '')}".startswith(library)), None)
+    return None if gpu is None or library is None or run.environment.get("matmul_allow_tf32") else (gpu, library)
+
+
+def predict_operation(run: Record, operation: Operation, gpu: str, library: str) -> tuple[PredictedOperation, Answer | None]:
+    """Judge one recorded operation.
+
+    Args:
+        run: The record.
+        operation: The operation.
+        gpu: A key of GPUS.
+        library: A key of LIBRARIES.
+
+    Returns:
+        The judgement, and what computed the results; None if nothing did.
+    """
     facts = operation.index, operation.path, operation.name
     name = operation.name.removeprefix("aten.")
     name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     if name not in OPERATIONS or not _has_floats(operation.operands):
         verdict, reason = (MOVES, EXACT[name]) if name in EXACT else (UNKNOWN, f"{name} has no rule")
-        return PredictedOperation(*facts, verdict, reason=reason)
+        return PredictedOperation(*facts, verdict, reason=reason), None
     operands, expected = run.values(operation.operands), run.values(operation.results)
     if operands is None or expected is None:
-        return PredictedOperation(*facts, MISSING, reason="the record keeps digests of it; record with a larger budget, and without rows")
+        return PredictedOperation(
+            *facts, MISSING, reason="the record keeps digests of it; record with a larger budget, and without rows"
+        ), None
     try:
         arrays = [_lay(x, tensor.strides) for x, tensor in zip(operands, operation.operands, strict=True)]
         arguments = bind_arguments(OPERATIONS[name], *_arguments(operation.attributes, arrays))
         tf32 = bool(run.environment.get("cudnn_allow_tf32", True))
         answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, tf32=tf32))
     except (NotModelled, Unsupported) as error:
-        return PredictedOperation(*facts, UNKNOWN, reason=str(error))
+        return PredictedOperation(*facts, UNKNOWN, reason=str(error)), None
     words, wrong, skipped = 0, 0, []
     given = [x for x in answer.results if x is not None]
     for number, (found, recorded) in enumerate(zip_longest(given, expected)):
@@ -187,7 +214,8 @@ def _predict_operation(run: Record, operation: Operation, gpu: str, library: str
         words, wrong = words + same.size, wrong + int((~same).sum())
     verdict = DIFFERENT if wrong else EQUAL if words or not skipped else UNKNOWN
     reason = answer.evidence.text if verdict != UNKNOWN else "no result has the GPU's dtype and size"
-    return PredictedOperation(*facts, verdict, words, wrong, answer.kernel, answer.evidence.status, reason, "; ".join(skipped))
+    line = PredictedOperation(*facts, verdict, words, wrong, answer.kernel, answer.evidence.status, reason, "; ".join(skipped))
+    return line, answer
 
 
 def _is_state(found: np.ndarray | None, recorded: np.ndarray | None) -> bool:

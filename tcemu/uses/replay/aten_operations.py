@@ -39,6 +39,7 @@ from tcemu.operations.functional.torch_cuda import (
 )
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_numpy, fma_f32
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe
 from tcemu.uses.replay import torch_convolutions, torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
@@ -80,6 +81,7 @@ class Answer(NamedTuple):
         evidence: Why these are the GPU's bits.
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
         states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
+        recipe: The order of a product.
     """
 
     results: tuple[np.ndarray | None, ...]
@@ -87,6 +89,7 @@ class Answer(NamedTuple):
     evidence: Evidence
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
     states: Mapping[int, np.ndarray] = MappingProxyType({})
+    recipe: KernelRecipe | None = None
 
 
 @dataclass(frozen=True)
@@ -847,7 +850,7 @@ def _product(call: Call, left: str, right: str) -> Answer:
     array = np.ascontiguousarray
     found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
     status = BY_RULE if choice.source == torch_products.RULE else MEASURED
-    return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
+    return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 
 def _convolution(call: Call) -> Answer:

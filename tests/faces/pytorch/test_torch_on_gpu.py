@@ -16,8 +16,9 @@ from support.torch_helpers import MISSING, torch
 
 import tcemu
 from tcemu.base.errors import NotModelled
-from tcemu.drift import predict, record
+from tcemu.drift import identify, predict, record
 from tcemu.operations.functional.torch_cuda.random_numbers import dropout_mask, uniform_numbers
+from tcemu.uses.drift.records import read_record
 from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
 
 pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
@@ -489,3 +490,18 @@ def test_a_result_of_another_dtype_is_named(tmp_path):
     found = predict(tmp_path / "run.drift", gpu="H100")
     (line,) = [line for line in found.operations if line.skipped]
     assert line.name == "aten.native_layer_norm" and "not compared: 1 aten.native_layer_norm: result 1" in str(found)
+
+
+def test_a_record_of_a_known_gpu_is_identified_by_its_librarys_kernels(tmp_path):
+    """Several orders give the words of a short mean; the one that is named is the one of PyTorch's kernel."""
+    model, x = small_model()
+    with tcemu.torch.emulate(model, gpu="H200"), record(str(tmp_path / "run.drift"), model):
+        (model(x).float() ** 3).mean(-1)
+    run = read_record(tmp_path / "run.drift")
+    run.environment |= {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130"}
+    found = {line.name: line for line in identify(run, targets=(), names=["aten.mean", "aten.addmm", "aten.pow"]).operations}
+    assert found["aten.mean"].arithmetic == "mean: Reduce.cuh, 8 terms, torch 2.11 on H200" and not found["aten.mean"].twins
+    assert found["aten.addmm"].recipe and "nvjet" in found["aten.addmm"].arithmetic and found["aten.pow"].is_explained
+    run.environment["torch"] = "2.10.0"
+    (searched,) = identify(run, targets=(), names=["aten.mean"]).operations
+    assert searched.is_explained and "torch 2.11" not in searched.arithmetic
