@@ -75,12 +75,44 @@ class NumpyProgram:
         """Return the number of operations."""
         return len(self._instructions)
 
+    @classmethod
+    def join(cls, calls: Sequence[ProgramCall]) -> tuple[NumpyProgram, list[str], list[str]]:
+        """Return one program that executes elementwise programs in turn.
+
+        Args:
+            calls: The programs, with the names of the values that they read and write.
+
+        Returns:
+            The program, the names of its inputs and those of its results.
+        """
+        joined, read, written = cls.__new__(cls), list[str](), set[str]()
+        for call in calls:
+            read += [each for each in call.operands if isinstance(each, str) and each not in written and each not in read]
+            written |= set(call.results)
+        numbers = {name: number for number, name in enumerate(read)}
+        joined._inputs, joined._elementwise, joined._values, joined._instructions = len(read), True, [None] * len(read), []
+        for program, operands, results in calls:
+            own = [numbers[each] if isinstance(each, str) else joined._append(np.asarray(each)) for each in operands]
+            own += [joined._append(value) for value in program._values[program._inputs :]]
+            joined._instructions += [
+                (function, [own[number] for number in given], [own[number] for number in made])
+                for function, given, made in program._instructions
+            ]
+            numbers |= {name: own[number] for name, number in zip(results, program._outputs, strict=True)}
+        names = sorted(written)
+        joined._outputs = [numbers[name] for name in names]
+        joined._free_early()
+        return joined, read, names
+
+    def _append(self, value: Any) -> int:
+        self._values.append(value)
+        return len(self._values) - 1
+
     def _add_value(self, aval: Any, value: Any) -> int:
         plain = aval.dtype.kind in "biu" or aval.dtype in FLOATS or self._translator.others is not None
         if not plain or (self._elementwise and aval.shape != ()):
             raise UnknownOperation(f"values of type {aval}")
-        self._values.append(value)
-        return len(self._values) - 1
+        return self._append(value)
 
     def _translate(self, program: Jaxpr, inputs: Sequence[int], constants: Sequence[Any]) -> list[int]:
         """Add the instructions of a program whose inputs have these numbers; return the numbers of its outputs."""
@@ -123,6 +155,14 @@ class NumpyProgram:
                 if number not in renamed:
                     renamed[number] = free.pop() if free and number in last else number
             self._instructions[place] = function, given, [renamed[number] for number in results]
+
+
+class ProgramCall(NamedTuple):
+    """A call of a program within a joined one."""
+
+    program: NumpyProgram
+    operands: Sequence[Any]  # names of values, or constants
+    results: Sequence[str]  # names of values
 
 
 class _Translator(NamedTuple):

@@ -267,10 +267,10 @@ class Schedule:
         if statements[-1].executor is None:
             compile_together(statements, chunk.layout)
         chunk["active"], chunk.all_active = self._device_mask(mask), bool(mask.all())
-        for statement in statements:
+        for statement in statements if self.observers else self.kernel.plan(statements, chunk.layout):
             chunk.previous = {}
             statement.execute(chunk)
-            chunk.statement_count += 1
+            chunk.statement_count += statement.count
             if self.observers:
                 event = ExecutedStatement(statement, chunk, mask, self.block_numbers)
                 for observer in self.observers:

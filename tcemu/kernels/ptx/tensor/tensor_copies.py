@@ -429,7 +429,9 @@ def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
 
     def load(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
-        values = _shift_words(gather_words(machine.memory, places.first, UNIT_WORDS + 1), places.shift)
+        index = places.first[..., None] + np.arange(UNIT_WORDS + 1, dtype=np.int32)  # the last ones may lie behind all memory
+        words = machine.memory.at[index].get(mode="fill", fill_value=0)
+        values = _shift_words([words[..., i] for i in range(UNIT_WORDS + 1)], places.shift)
         is_tf32 = jnp.isin(copy["element"], jnp.asarray([maps.TYPE_NUMBERS[name] for name in ("tf32", "tf32_ftz")]))[:, None]
         values = [jnp.where(is_tf32, _round_to_tf32(value), value) for value in values]
         fill = jnp.where(copy["nan_fill"], np.uint32(maps.FILL_NAN), np.uint32(0))[:, None]
