@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.arithmetic.sum_tree import CHAINED, ORDERS
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.legality import manual_section
@@ -26,7 +28,7 @@ def check_positive_integers(*, optional: bool = False, **values: Any) -> None:
             raise ValueError(f"{name}={value!r}: expected an integer of 1 or more{', or None' if optional else ''}")
 
 
-def check_choice(name: str, value: Any, expected: tuple) -> None:
+def check_choice(name: str, value: Any, expected: Collection) -> None:
     """Raises ValueError unless the value is one of the expected ones."""
     if value not in expected:
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, expected))}")
@@ -148,7 +150,6 @@ class Conditions:
 
 # ---- slices, the units that add them, their merge, and the recipe
 
-ORDERS = ("ascending", "descending", "tree", "folded", "paired")
 STARTS = ("first", "zero")
 CASTS = ("RN", "RZ", "RNA")
 PARTIALS = (F32, F16, BF16)
@@ -362,8 +363,8 @@ class Merge:
             raise ValueError(f"serial={self.serial!r}: expected True or False, and False where partial is f32")
         if not isinstance(self.atomic, bool) or (self.atomic and (self.serial or self.partial == F32)):
             raise ValueError(f"atomic={self.atomic!r}: expected True or False, and False with serial=True and where partial is f32")
-        if (self.serial or self.start == "zero") and self.order not in ("ascending", "descending"):
-            raise ValueError(f"order={self.order!r}: expected ascending or descending with serial=True, and with start='zero'")
+        if (self.serial or self.start == "zero") and self.order not in CHAINED:
+            raise ValueError(f"order={self.order!r}: expected {' or '.join(CHAINED)} with serial=True, and with start='zero'")
 
     @property
     def rounds_slices(self) -> bool:
