@@ -195,7 +195,7 @@ END: st.global.v4.u32 [%rd0], {%r2, %r4, %r5, %r6}; ret; }
 
 @pytest.mark.parametrize("threads", [32, 70])  # all lanes of a warp execute, or some
 def test_joined_operations_compute_what_single_statements_do(threads, monkeypatch):
-    """Guards, threads that diverge, registers that are copied and overwritten, the carry, and a clock that counts the statements between."""
+    """Guards, threads that diverge, registers that are copied and overwritten, the carry, and a clock that counts statements."""
     values = np.zeros((threads, 4), np.uint32)
     values[:, 0] = np.random.default_rng(threads).integers(0, 80, threads)
     lengths, execute = [], statement_runs.OperationRun.execute

@@ -1,9 +1,9 @@
 """Programs of statements: executed by NumPy at first, compiled when they have done much work, and stored on disk between processes.
 
 Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. On a CPU NumPy
-therefore executes a program until it has taken as long as compiling it would, if it knows all its operations. Others are first compiled without
-most of XLA's optimisations, which change no bit, and again with those of LLVM once they have done so much work that the faster code pays. A
-stored program also spares the next process tracing and lowering.
+therefore executes a program until it has taken as long as compiling it would, if it knows all its operations. Others are first compiled
+without most of XLA's optimisations, which change no bit, and again with those of LLVM once they have done so much work that the faster code
+pays. A stored program also spares the next process tracing and lowering.
 """
 
 from __future__ import annotations

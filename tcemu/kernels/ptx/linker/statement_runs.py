@@ -7,7 +7,6 @@ not used beside them, nor in checked mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,12 +38,19 @@ class OperationRun:
         program, read, written = found
         values = program(*(chunk["active"] if name == ACTIVE else chunk.register(name, self.kinds[name]) for name in read))
         for name, value in zip(written, values, strict=True):
-            chunk.write_register(name, value if value.shape == chunk.shape else np.full(chunk.shape, value))
+            chunk.registers[name] = value if value.shape == chunk.shape else np.full(chunk.shape, value)  # pyright: ignore[reportArgumentType]
 
 
 def join_operations(statements: Sequence[LinkedStatement], layout: ChunkLayout) -> list[LinkedStatement | OperationRun]:
     """Return what is executed for statements: runs of operations, and the other statements."""
     plan: list[LinkedStatement | OperationRun] = []
-    for joined, group in groupby(statements, lambda each: isinstance(found := each.bind(), BoundOperation) and found.joins_others(layout)):
-        plan += [OperationRun([bound for each in group if isinstance(bound := each.bind(), BoundOperation)])] if joined else group
+    run: list[BoundOperation] = []
+    for each in (*statements, None):
+        bound = None if each is None else each.bind()
+        if isinstance(bound, BoundOperation) and bound.joins_others(layout):
+            run.append(bound)
+            continue
+        plan += [OperationRun(run)] if run else []
+        plan += [each] if each is not None else []
+        run = []
     return plan
