@@ -32,6 +32,7 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
     "quantize": "Places Source SCALES Target",
     "draw": "int Case u32 Code",
+    "compare": "int Words4 u32 Words4 u32 Words4 u32 u32",
 }
 CHECKS = "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"  # an index outside of an array ends the process
 OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "Scale"}

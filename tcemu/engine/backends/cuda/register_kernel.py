@@ -1,4 +1,4 @@
-"""The kernel `warp.cu`: a batch of single instructions, registers in and registers out. `WarpOperands` describes a lane's registers."""
+"""The kernel `registers.cu`: a batch of single instructions, registers in and registers out. `WarpOperands` describes a lane's registers."""
 
 from typing import NamedTuple
 
@@ -84,6 +84,12 @@ def find_small_matrix_kernel(
     return RegisterKernel(numbers, spec, result, warp)
 
 
+def share_lines(left: RegisterKernel, right: RegisterKernel) -> bool:
+    """Return whether the steps of two kernels read the same words of shared memory, so that they are written once."""
+    plans, specs = [_plan(kernel) for kernel in (left, right)], [(kernel.spec.a, kernel.spec.b) for kernel in (left, right)]
+    return plans[0] == plans[1] and plans[0].floats and specs[0] == specs[1] and left.warp == right.warp
+
+
 def warps_per_block(kernel: RegisterKernel) -> int:
     return _plan(kernel).warps
 
@@ -94,11 +100,11 @@ def _plan(kernel: RegisterKernel) -> TablePlan:
     return made
 
 
-def register_kernel_text(kernel: RegisterKernel) -> str:
-    """Return the CUDA C++ of a register kernel."""
+def register_kernel_text(kernel: RegisterKernel, entry: str = "warp") -> str:
+    """Return the CUDA C++ of a register kernel, or of its steps alone. entry: "warp" or "steps"."""
     n, spec, warp, made = kernel.numbers, kernel.spec, kernel.warp, _plan(kernel)
     tables = f"constexpr bool C_SAME = {int(kernel.result == warp.c.format)};\n{tables_text(n, warp, made)}"
-    return source.kernel_text("warp", n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))
+    return source.kernel_text(entry, n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))
 
 
 def multiply_by_register_kernel(kernel: RegisterKernel, operands: KernelRegisters) -> Array:
@@ -131,6 +137,6 @@ def instructions_per_warp(items: int) -> int:
 
 
 def launch_sizes(kernel: RegisterKernel, batch: int, each: int, alone: tuple[bool, ...]) -> list[int]:
-    """`Sizes` of warp.cu. each: instructions of one warp; alone: of the operands that there are."""
+    """`Sizes` of lanes.cu. each: instructions of one warp; alone: of the operands that there are."""
     given = iter(alone)
     return [batch, each, *(int(present and not next(given)) for present in kernel.present)]
