@@ -101,7 +101,7 @@ def place_dots(op: MatrixMultiply, dots: Sequence[DotOperands], positions: Seque
 
 
 WARPS_PER_BLOCK = 8  # one warp draws one case
-BYTES_PER_WRITE = 4  # upper bound of the bytes that a thread writes at once
+BYTES_PER_WRITE = 8  # upper bound of the bytes that a thread writes at once
 PACKED = {name.lower(): bits for name, bits in vars(PackedKindFields).items() if isinstance(bits, CaseBitField)}  # fields of a Kind
 
 
@@ -165,7 +165,7 @@ def element_words(grid: ElementGrid, keys: WordPair, index: Array) -> Array:
 
 
 def _word_index(grid: ElementGrid, row: Any, index: Any, column: Any) -> Any:
-    """Compute the index of an element's word in the stream, of arrays or of lane values."""
+    """Compute the index of an element's word in the stream."""
     return (row * np.uint32(grid.places) + index) * np.uint32(grid.inner) + column
 
 
@@ -221,25 +221,35 @@ def cuda_text(name: str) -> str:
 def element_text(grid: ElementGrid, variants: int = (1 << 16) - 1) -> str:
     """Write the CUDA C++ text that draws the elements of one case. variants: see elements.cu."""
 
-    def element(key: V, other_key: V, first: V, last: V, place: V, row: V, column: V) -> V:
+    def element(key: V, other_key: V, first: V, last: V, place: V, index: V) -> V:
         fields = {name: bits.extract((first, last)[word]) for name, (word, bits) in PACKED.items()}
         kind = KindValues(**dict.fromkeys(KindValues._fields, key.constant(0)) | fields)
-        word = draw_words((key, other_key), grid.stream, _word_index(grid, row, PlaceFields.PLACE.extract(place), column))
+        word = draw_words((key, other_key), grid.stream, index)
         twins = (PlaceFields.FLIPPED.extract(place) == 1, PlaceFields.NUDGED.extract(place) == 1)
-        return formulas.build_float(grid.fmt, word, FloatValues(kind, place.shift_right_signed(PlaceFields.FIELD.low), *twins))[0]
+        source = FloatValues(kind, place.shift_right_signed(PlaceFields.FIELD.low), *twins)
+        return formulas.build_float(grid.fmt, word, source, find_edge_fraction=from_table)[0]
+
+    def from_table(fmt: Format, byte: V) -> Any:
+        return cuda_values.Value(I32, "edge_fractions[{0}]", byte)  # type: ignore[arg-type]
 
     code, size = grid.fmt.dtype, grid.size
     codes_per_write = next(n for n in (4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES_PER_WRITE and (n == 1 or size >= 32 * n))
     numbers = {"ELEMENTS": size, "PLACES": grid.places, "INNER": grid.inner, "PIECE": codes_per_write, "VARIANTS": variants}
     masks = {name.upper(): bits.mask for name, (_, bits) in PACKED.items()} | {
         "ALL": ALL << PackedKindFields.ZERO.bits.low,
+        "PLACE": PlaceFields.PLACE.mask,
         "FLIPPED": PlaceFields.FLIPPED.mask,
         "NUDGED": PlaceFields.NUDGED.mask,
     }
     lines = [f"typedef u{8 * code.itemsize} Code;"]
     lines += [constants_text(**numbers)]
     lines += [f"[[maybe_unused]] constexpr u32 {name} = {mask}u;" for name, mask in masks.items()]
-    return "\n".join([*lines, cuda_values.function_text("element", element, *[I32] * 7), cuda_text("elements")])
+    rendered = [
+        cuda_values.function_text("edge_fraction", lambda byte: formulas.edge_fraction(grid.fmt, byte), I32),
+        f"__shared__ {'short' if grid.fmt.mantissa_bits < 16 else 'int'} edge_fractions[{formulas.EDGE_FRACTIONS}];",
+        cuda_values.function_text("element", element, *[I32] * 6),
+    ]
+    return "\n".join([*lines, *rendered, cuda_text("elements")])
 
 
 # ---- cases

@@ -4,6 +4,10 @@
 // PIECE, the elements that a lane writes at once, VARIANTS, a bit for each set of features that cases have, and masks of the bit fields of
 // tcemu/uses/fuzz/random_words.py.
 
+__device__ __forceinline__ void fill_table(u32 threads) {
+    for (u32 byte = threadIdx.x; byte < sizeof edge_fractions / sizeof *edge_fractions; byte += threads) edge_fractions[byte] = edge_fraction(byte);
+}
+
 enum : u32 { EDGE_BIT = 1, SPECIAL_BIT = 2, ZERO_BIT = 4, TWINS_BIT = 8, RAW_BIT = 16, NOTHING_BIT = 32 };  // features of a case
 constexpr u32 NOTHING = ALL | SAME_SIGN;  // in the second word: all elements are +0
 
@@ -17,17 +21,28 @@ __device__ __forceinline__ void draw_features(const Case &source, const u32 *__r
     const u32 no_zeros = FEATURES & ZERO_BIT ? 0 : ZERO;
     const u32 second_used = FEATURES & RAW_BIT ? source.second | RAW : source.second & ~(RAW | no_zeros);
     const u32 second = FEATURES & NOTHING_BIT ? NOTHING : second_used;
-    constexpr int STRIDE = 32 * PIECE, ROW = INNER * PLACES;
-    constexpr bool one_place = STRIDE % ROW == 0;  // all elements of a lane with the same v have one place
+    constexpr u32 STRIDE = 32 * PIECE, ROW = INNER * PLACES;
+    constexpr bool one_place = INNER % PIECE == 0;    // the elements of a piece have one place
+    constexpr bool same_places = STRIDE % ROW == 0;  // all pieces of a lane have the same places
     Piece *to = (Piece *)out + lane;
+    u32 own[PIECE], place[PIECE];
+    const auto load_places = [&](u32 at) {
+#pragma unroll
+        for (u32 v = 0; v < PIECE; ++v) {
+            own[v] = (at + (one_place ? 0 : v)) / INNER % PLACES;
+            place[v] = place_words[own[v]] & ~(FEATURES & TWINS_BIT ? 0 : FLIPPED | NUDGED);
+        }
+    };
+    if (same_places) load_places(lane * PIECE);
 #pragma unroll 1
-    for (int at = lane * PIECE; at < ELEMENTS; at += STRIDE, to += 32) {
+    for (u32 first_of_warp = 0; first_of_warp < ELEMENTS; first_of_warp += STRIDE, to += 32) {
+        const u32 at = first_of_warp + lane * PIECE;
+        if (ELEMENTS % STRIDE != 0 && at >= ELEMENTS) break;
+        if (!same_places) load_places(at);
         Piece piece;
 #pragma unroll
-        for (int v = 0; v < PIECE; ++v) {
-            const u32 place = place_words[((one_place ? lane * PIECE : at) + v) / INNER % PLACES] & ~(FEATURES & TWINS_BIT ? 0 : FLIPPED | NUDGED);
-            piece.codes[v] = element(source.key, source.other_key, first, second, place, (at + v) / ROW, (at + v) % INNER);
-        }
+        for (u32 v = 0; v < PIECE; ++v)  // an element takes the word that its place has
+            piece.codes[v] = element(source.key, source.other_key, first, second, place[v], at + v + ((place[v] & PLACE) - own[v]) * INNER);
         *to = piece;
     }
 }
