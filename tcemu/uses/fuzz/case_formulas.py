@@ -270,10 +270,14 @@ def special_magnitudes(fmt: Format) -> list[int]:
 def edge_fraction(fmt: Format, byte: V) -> V:
     """The upper word of an edge fraction, by the lowest byte of the second word; -1: none."""
     m = fmt.mantissa_bits - 32 * (fmt.words - 1)
-    is_variant_below = partial(FloatSecondFields.VARIANT.is_below, byte)
-    one_bit = byte.constant(1) << (FloatSecondFields.ONE.extract(byte) * m >> 5)
-    ones = is_variant_below(6).select((0 - one_bit) & ((1 << m) - 1), is_variant_below(7).select(one_bit - 1, -1))
-    return is_variant_below(3).select(0, is_variant_below(5).select(one_bit, ones))
+
+    def from_variant(variant: int) -> V:  # -1 from this variant on, else 0
+        return (byte >= FloatSecondFields.VARIANT.insert(variant)).resize(I32)
+
+    place = FloatSecondFields.ONE.extract(byte) * m >> 5
+    # 0 below variant 3, then the one bit, then ones from there up, then ones below it
+    ones = ((from_variant(3) & 1) | from_variant(5)) << place ^ from_variant(6)
+    return (ones & ((1 << m) - 1)) | from_variant(7)
 
 
 def build_float(
