@@ -101,7 +101,7 @@ def place_dots(op: MatrixMultiply, dots: Sequence[DotOperands], positions: Seque
 
 
 WARPS_PER_BLOCK = 8  # one warp draws one case
-BYTES_PER_WRITE = 8  # upper bound of the bytes that a thread writes at once
+BYTES_PER_WRITE = 4  # upper bound of the bytes that a thread writes at once
 PACKED = {name.lower(): bits for name, bits in vars(PackedKindFields).items() if isinstance(bits, CaseBitField)}  # fields of a Kind
 
 
@@ -218,8 +218,8 @@ def cuda_text(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def element_text(grid: ElementGrid, variants: int = (1 << 16) - 1) -> str:
-    """Write the CUDA C++ text that draws the elements of one case. variants: see elements.cu."""
+def element_text(grid: ElementGrid) -> str:
+    """Write the CUDA C++ text that draws the elements of one case."""
 
     def element(key: V, other_key: V, first: V, last: V, place: V, index: V) -> V:
         fields = {name: bits.extract((first, last)[word]) for name, (word, bits) in PACKED.items()}
@@ -234,7 +234,7 @@ def element_text(grid: ElementGrid, variants: int = (1 << 16) - 1) -> str:
 
     code, size = grid.fmt.dtype, grid.size
     codes_per_write = next(n for n in (4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES_PER_WRITE and (n == 1 or size >= 32 * n))
-    numbers = {"ELEMENTS": size, "PLACES": grid.places, "INNER": grid.inner, "PIECE": codes_per_write, "VARIANTS": variants}
+    numbers = {"ELEMENTS": size, "PLACES": grid.places, "INNER": grid.inner, "PIECE": codes_per_write, "MAY_BE_TWINS": grid.stream == STREAMS["a"]}
     masks = {name.upper(): bits.mask for name, (_, bits) in PACKED.items()} | {
         "ALL": ALL << PackedKindFields.ZERO.bits.low,
         "PLACE": PlaceFields.PLACE.mask,

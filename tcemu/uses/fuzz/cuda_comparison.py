@@ -61,13 +61,10 @@ def find_cuda_comparison(
 def comparison_text(call: CudaComparison) -> str:
     """Write the CUDA C++ of a comparison."""
     layout, sides = call.layout, call.sides
-    grids, spaces = element_grids(layout.request.op), {}
+    grids = element_grids(layout.request.op)
     texts = [register_kernel_text(side, "steps").partition(MACHINE_ENDS)[2] for side in sides]
     spaces = dict(zip(("left", "right"), texts, strict=True))
-    for name in OPERANDS:
-        features = [[kind.edge, kind.special, kind.zero, kind.twins and name == "a"] for kind in layout.request.kinds]
-        variants = {sum(bool(share) << bit for bit, share in enumerate(of_kind)) for of_kind in features}
-        spaces[f"of_{name}"] = element_text(grids[name], sum(1 << variant for variant in variants))
+    spaces |= {f"of_{name}": element_text(grids[name]) for name in OPERANDS}
     numbers = constants_text(cases=CASES, words=layout.words, with_operands=layout.with_operands, warps=WARPS, blocks=BLOCKS)
     alike = f"#define SAME_LINES {int(share_lines(*sides))}"
     return prepend_machine(*(f"namespace {name} {{\n{text}\n}}" for name, text in spaces.items()), alike, numbers, cuda_text("compare"))

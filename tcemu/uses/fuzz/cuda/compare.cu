@@ -23,7 +23,8 @@ template <class WORDS> __device__ __forceinline__ WORDS words_of_lane(const u32 
 #if SAME_LINES
 // Steps of both models at once, so that each product is computed once
 constexpr int PART = left::TERMS < right::TERMS ? left::TERMS : right::TERMS, LONGER = left::TERMS + right::TERMS - PART;
-constexpr bool TOGETHER = left::CHAIN == 0 && right::CHAIN == 0 && left::GROUPS == 1 && left::OF_GROUP % LONGER == 0 && LONGER % PART == 0;
+constexpr bool TOGETHER = left::CHAIN == 0 && right::CHAIN == 0 && left::GROUPS == 1 && left::OF_GROUP % LONGER == 0 && LONGER % PART == 0 &&
+                          left::PRODUCTS_ARE_NORMAL && right::PRODUCTS_ARE_NORMAL;
 #define BEGIN(side)                                                                                         \
     if (first % side::TERMS == 0) {                                                                         \
         u32 own[side::ROWS_OF_LANE][side::COLUMNS_OF_LANE] = {};                                            \
@@ -37,20 +38,12 @@ constexpr bool TOGETHER = left::CHAIN == 0 && right::CHAIN == 0 && left::GROUPS 
 #define END(side) \
     if ((first + PART) % side::TERMS == 0) side##_step.end(side##_codes, side##_lines, first + PART - side::TERMS, false);
 
-// Returns false, and does nothing, where exponents may leave f32's: then each model moves the factors by itself
-__device__ __forceinline__ bool steps_together(left::Codes &left_codes, right::Codes &right_codes, const left::Lines &left_lines,
+__device__ __forceinline__ void steps_together(left::Codes &left_codes, right::Codes &right_codes, const left::Lines &left_lines,
                                                const right::Lines &right_lines) {
     constexpr int ROWS = left::ROWS_OF_LANE, COLUMNS = left::COLUMNS_OF_LANE, ELEMENTS = ROWS * COLUMNS, PARTS = left::OF_GROUP / PART;
     u32 tops[PARTS][ROWS][COLUMNS] = {};
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) left::find_tops<PART>(tops[part], left_lines, part * PART);
-    bool far = false;
-#pragma unroll
-    for (int v = 0; v < PARTS * ELEMENTS; ++v) {
-        const int products = left::word_of_tops(tops[v / ELEMENTS][v / COLUMNS % ROWS][v % COLUMNS]);
-        far |= left::is_far(products, products) || right::is_far(products, products);
-    }
-    if (!(left::PRODUCTS_ARE_NORMAL && right::PRODUCTS_ARE_NORMAL) && __any_sync(0xFFFFFFFF, far)) return false;
     left::Step left_step;
     right::Step right_step;
 #pragma unroll
@@ -72,7 +65,6 @@ __device__ __forceinline__ bool steps_together(left::Codes &left_codes, right::C
         END(left)
         END(right)
     }
-    return true;
 }
 #endif
 
@@ -108,7 +100,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 #if SAME_LINES
         right::Lines right_lines(lines, lane);
         right_lines.special = left_lines.special;
-        if (!TOGETHER || !steps_together(left_codes, right_codes, left_lines, right_lines)) {
+        if constexpr (TOGETHER) {
+            steps_together(left_codes, right_codes, left_lines, right_lines);
+        } else {
             left::steps(left_codes, left_lines);
             right::steps(right_codes, right_lines);
         }

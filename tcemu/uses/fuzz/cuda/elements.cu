@@ -1,8 +1,7 @@
 // The elements of a float operand in one case, drawn by one warp. `element`, which precedes this text, is written from
 // tcemu/uses/fuzz/case_generator.py and has all arithmetic. Most kinds of cases need only part of it: values that are zero for a whole case are made
 // known to the compiler here, which removes what depends on them. Also defined before this text: ELEMENTS of a case, [outer, PLACES, INNER],
-// PIECE, the elements that a lane writes at once, VARIANTS, a bit for each set of features that cases have, and masks of the bit fields of
-// tcemu/uses/fuzz/random_words.py.
+// PIECE, the elements that a lane writes at once, MAY_BE_TWINS, and masks of the bit fields of tcemu/uses/fuzz/random_words.py.
 
 __device__ __forceinline__ void fill_table(u32 threads) {
     for (u32 byte = threadIdx.x; byte < sizeof edge_fractions / sizeof *edge_fractions; byte += threads) edge_fractions[byte] = edge_fraction(byte);
@@ -47,20 +46,11 @@ __device__ __forceinline__ void draw_features(const Case &source, const u32 *__r
     }
 }
 
-// Calls draw_features<features>. `features` has the bits FEATURES, and may have bits from NEXT on
-template <u32 FEATURES, u32 NEXT>
-__device__ __forceinline__ void draw_dispatch(u32 features, const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
-    if constexpr (NEXT == RAW_BIT) {
-        if constexpr (VARIANTS >> FEATURES & 1) draw_features<FEATURES>(source, place_words, out, lane);
-    }
-    else if (features & NEXT) draw_dispatch<FEATURES | NEXT, 2 * NEXT>(features, source, place_words, out, lane);
-    else draw_dispatch<FEATURES, 2 * NEXT>(features, source, place_words, out, lane);
-}
-
+// Few loops, since a multiprocessor's warps draw cases of all kinds at once, and its cache of instructions holds one program of some 2,000
 __device__ __forceinline__ void draw_case(const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
-    const u32 features = (source.first & EDGE ? EDGE_BIT : 0) | (source.first & SPECIAL ? SPECIAL_BIT : 0) | (source.second & ZERO ? ZERO_BIT : 0) |
-                      (source.second & TWINS ? TWINS_BIT : 0);
+    constexpr u32 USUAL = EDGE_BIT | ZERO_BIT | (MAY_BE_TWINS ? TWINS_BIT : 0);
     if (source.second & RAW) draw_features<RAW_BIT>(source, place_words, out, lane);
     else if ((source.second & (ZERO | SAME_SIGN)) == NOTHING) draw_features<NOTHING_BIT>(source, place_words, out, lane);
-    else draw_dispatch<0, EDGE_BIT>(features, source, place_words, out, lane);
+    else if (source.first & SPECIAL) draw_features<USUAL | SPECIAL_BIT>(source, place_words, out, lane);
+    else draw_features<USUAL>(source, place_words, out, lane);
 }

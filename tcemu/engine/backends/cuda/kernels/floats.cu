@@ -161,9 +161,6 @@ template <int COUNT> __device__ __forceinline__ void find_tops(u32 (&tops)[ROWS_
     }
 }
 
-// A top as the upper word of an f64 has the exponent; what lies below means nothing
-__device__ __forceinline__ int word_of_tops(u32 tops) { return (int)(max(tops, tops << 16) << (UPPER - 16)) + NO_EXPONENTS; }
-
 // What a step knows of its elements before it adds products, and their sums in units
 struct Step {
     Numbers words, sums;  // words: of the exponents that terms are aligned to
@@ -178,7 +175,8 @@ struct Step {
         for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
             for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-                const int products = word_of_tops(tops[i][j]);
+                // the exponent at its place in the upper word of an f64; what lies below does not count
+                const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (UPPER - 16)) + NO_EXPONENTS;
                 words[i][j] = align_word(products, without ? 0 : own_word(codes[i][j]));
                 most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
                 units[i][j] = scale_of_word(words[i][j]);
