@@ -12,10 +12,9 @@ from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer, PointerTab
 from tcemu.kernels.ptx.runtime.kernel_runner import run
 from tcemu.kernels.ptx.runtime.launch_records import LaunchRecorder, RecordedLaunch, read_launch, record_launches
 from tcemu.kernels.ptx.runtime.launch_replay import LaunchReplays, ReplayedLaunch, replay_launches
-from tcemu.kernels.ptx.runtime.schedule_comparison import WordDifferences
 from tcemu.kernels.ptx.runtime.scheduler import StepLimit
 from tcemu.kernels.ptx.runtime.target_comparison import Comparison, Divergence, ElementDifference, compare
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, KernelOutputs, Snapshot, Tracepoint
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, KernelOutputs, Snapshot, Tracepoint, WordDifferences
 from tcemu.kernels.ptx.simt.faults import Misaligned, OutOfBounds, Trapped
 from tcemu.kernels.ptx.simt.tensor_maps import TensorMap
 from tcemu.kernels.ptx.text.module import Function, Module, Statement, Variable

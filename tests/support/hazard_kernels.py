@@ -75,7 +75,7 @@ def fetch(size: int | str = 512, source: str = "%rd2") -> str:
 KERNELS = {
     "shared memory: threads of a block": HazardKernel(
         "st.shared.u32 [%r5], %r1; bar.sync 0; ld.shared.u32 %r8, [%r6]; <bar.sync 0;> st.shared.u32 [%r5], %r8;",
-        "thread .* read there since the last barrier",
+        "writes shared memory that another thread reads",
     ),
     "shared memory: a named barrier of other threads": HazardKernel(
         "@!%p3 bra OTHERS; st.shared.u32 [%r5], %r1; bar.sync 1, <128|64>; bra END;"
@@ -85,7 +85,7 @@ KERNELS = {
     "shared memory: lanes of a warp": HazardKernel(
         "@!%p2 bra END; st.shared.u32 [%r5], %r1; <bar.warp.sync 0xFFFFFFFF;> xor.b32 %r8, %r5, 4; ld.shared.u32 %r9, [%r8];"
         "st.global.u32 [%rd4], %r9; END:",
-        "wrote there since the last barrier",
+        "reads shared memory that another thread wrote",
     ),
     "global memory: threads of a block": HazardKernel(
         "st.global.u32 [%rd4], %r1; <bar.sync 0;> ld.global.u32 %r8, [%rd7]; st.global.u32 [%rd4+512], %r8;",
@@ -179,13 +179,13 @@ KERNELS = {
         "mad.lo.u32 %r8, %r1, 16, %r3; mul.wide.u32 %rd3, %r1, 16; add.u64 %rd5, %rd2, %rd3;"
         "cp.async.cg.shared.global [%r8], [%rd5], 16; cp.async.commit_group; <cp.async.wait_group 0;>"
         "ld.shared.u32 %r9, [%r8]; st.global.u32 [%rd4], %r9;",
-        "has not waited for it",
+        "a copy still writes",
     ),
     "cp.async: no barrier": HazardKernel(
         "mad.lo.u32 %r8, %r1, 16, %r3; mul.wide.u32 %rd3, %r1, 16; add.u64 %rd5, %rd2, %rd3;"
         "cp.async.cg.shared.global [%r8], [%rd5], 16; cp.async.commit_group; cp.async.wait_group 0; <bar.sync 0;>"
         "xor.b32 %r8, %r8, 512; ld.shared.u32 %r9, [%r8]; st.global.u32 [%rd4], %r9;",
-        "wrote there since the last barrier",
+        "reads shared memory that another thread wrote",
     ),
     "operand: memory that nothing has written": HazardKernel(
         f"{INIT} bar.sync 0; {BOX.format('%r3')} {WAIT.format('W', 0)} {WGMMA.format(f'<{OPERAND}|{OPERAND + 64}>')} {DONE}",

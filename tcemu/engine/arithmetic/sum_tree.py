@@ -28,7 +28,7 @@ import numpy as np
 from tcemu.engine.formats.number_formats import Format
 
 EMPTY = -1  # index of an element that is not there
-ORDERS = ("ascending", "descending", "tree", "folded", "paired")
+Pairs = list[tuple[int, int]]
 Flag = Any  # bool, or a bool array where programs are shared by data
 
 
@@ -170,11 +170,9 @@ class Algebra(Addition):
         return np.where(mask.reshape(mask.shape + (1,) * (np.ndim(x) - mask.ndim)), x, y)
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
-        """Concatenate along an axis of the grid."""
         return np.concatenate(parts, axis)
 
     def move_first(self, sums: Any, axis: int) -> Any:
-        """Move an axis of the grid to the front."""
         return np.moveaxis(sums, axis, 0)
 
 
@@ -193,7 +191,6 @@ def evaluate(node: Node, algebra: Algebra) -> Any:
 
 
 def grid_shape(node: Node) -> tuple[int, ...]:
-    """Return the shape of the sums of a tree."""
     if isinstance(node, Chain):
         return node.grid if node.sums is None else (node.sums,)
     if isinstance(node, Concat):
@@ -267,33 +264,36 @@ def add_in_stages(sums: Any, pairs: tuple[tuple[int, int], ...], adding: Callabl
 # ---- orders
 
 
-def additions(order: str, count: int) -> list[tuple[int, int]]:
-    """List the additions of `count` sums as pairs (to, from), in order. The total is at the last pair's `to`, or at 0 for one sum."""
-    if order == "ascending":
-        return [(0, i) for i in range(1, count)]
-    if order == "descending":
-        return [(count - 1, i) for i in range(count - 2, -1, -1)]
-    if order == "tree":
-        pairs, apart = [], 1
-        while apart < count:
-            pairs += [(i, i + apart) for i in range(0, count - apart, 2 * apart)]
-            apart *= 2
-        return pairs
-    if order == "folded":
-        pairs, apart = [], 1 << max(count - 1, 0).bit_length()
-        while (apart := apart // 2) >= 1:
-            pairs += [(i, i + apart) for i in range(apart) if i + apart < count]
-        return pairs
-    half = -(-count // 2)
-    return [(i, i + half) for i in range(half) if i + half < count - 1] + [
-        (count - 1, i) for i in range(half) if count > 1 and i != count - 1
-    ]
+def _tree(count: int) -> Pairs:
+    strides = (1 << level for level in range(max(count - 1, 0).bit_length()))
+    return [(i, i + apart) for apart in strides for i in range(0, count - apart, 2 * apart)]
+
+
+def _folded(count: int) -> Pairs:
+    strides = (1 << level for level in reversed(range(max(count - 1, 0).bit_length())))
+    return [(i, i + apart) for apart in strides for i in range(min(apart, count - apart))]
+
+
+def _paired(count: int) -> Pairs:
+    half, last = -(-count // 2), count - 1
+    return [(i, i + half) for i in range(half) if i + half < last] + [(last, i) for i in range(min(half, last))]
+
+
+# The additions of `count` sums by the order's name, as pairs (to, from). The total is at the last pair's `to`, or at 0 for one sum.
+ORDERS: dict[str, Callable[[int], Pairs]] = {
+    "ascending": lambda count: [(0, i) for i in range(1, count)],
+    "descending": lambda count: [(count - 1, i) for i in range(count - 2, -1, -1)],
+    "tree": _tree,  # neighbours in pairs, then the pairs
+    "folded": _folded,  # the upper half, from the largest power of two below their number on, onto the lower one, and so on
+    "paired": _paired,  # i and i + half, where the latter is not the last; then the last with each of these
+}
+CHAINED = ("ascending", "descending")  # one running sum takes the others
 
 
 @lru_cache(maxsize=4096)
 def ordered_pairs(order: str, count: int, from_zero: bool = False) -> tuple[tuple[int, int], ...]:
-    """Return `additions` of `count` sums, which a +0 at index `count` begins with `from_zero`."""
-    pairs = additions(order, count)
+    """Return the additions of `count` sums in an order, which a +0 at index `count` begins with `from_zero`."""
+    pairs = ORDERS[order](count)
     if from_zero:
         first = pairs[0][0] if pairs else 0
         pairs = [(count, first), *((count, origin) for _, origin in pairs)] if count else []

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.text.module import Function, Module, Operand, Statement
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -48,4 +46,5 @@ class Step(NamedTuple):
     constants: tuple[Operand, ...] = ()
 
 
+NO_EFFECT = Step(lambda machine: machine)
 Prepare = Callable[[Statement, Context], Any]  # returns an Operation or a Step; raises Unsupported with what would work

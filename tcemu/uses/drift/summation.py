@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from tcemu.engine.arithmetic.sum_tree import additions
+from tcemu.engine.arithmetic.sum_tree import ordered_pairs
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.operations.products.library.kernel_order import lane_order
 from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
@@ -201,5 +201,5 @@ def _schedule_key(unit: Lanes, slices: Slices) -> Any:
     if unit.lanes == 1 and unit.chunk is not None and len(slices.edges) == 2:  # restarts of one lane are slices
         unit, slices = Lanes(), Slices.from_edges((*range(0, slices.k, unit.chunk), slices.k))
     order = lane_order(unit, slices)
-    joined = tuple(additions(unit.join, unit.lanes))
+    joined = ordered_pairs(unit.join, unit.lanes)
     return order.indices.tobytes(), order.indices.shape, order.closes.tobytes() if order.chunked else b"", joined

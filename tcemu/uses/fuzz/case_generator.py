@@ -234,15 +234,15 @@ def element_text(grid: ElementGrid) -> str:
 
     code, size = grid.fmt.dtype, grid.size
     codes_per_write = next(n for n in (4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES_PER_WRITE and (n == 1 or size >= 32 * n))
-    numbers = {"ELEMENTS": size, "PLACES": grid.places, "INNER": grid.inner, "PIECE": codes_per_write, "MAY_BE_TWINS": grid.stream == STREAMS["a"]}
+    may_be_twins = grid.stream == STREAMS["a"]
+    numbers = constants_text(elements=size, places=grid.places, inner=grid.inner, piece=codes_per_write, may_be_twins=may_be_twins)
     masks = {name.upper(): bits.mask for name, (_, bits) in PACKED.items()} | {
         "ALL": ALL << PackedKindFields.ZERO.bits.low,
         "PLACE": PlaceFields.PLACE.mask,
         "FLIPPED": PlaceFields.FLIPPED.mask,
         "NUDGED": PlaceFields.NUDGED.mask,
     }
-    lines = [f"typedef u{8 * code.itemsize} Code;"]
-    lines += [constants_text(**numbers)]
+    lines = [f"typedef u{8 * code.itemsize} Code;", numbers]
     lines += [f"[[maybe_unused]] constexpr u32 {name} = {mask}u;" for name, mask in masks.items()]
     rendered = [
         cuda_values.function_text("edge_fraction", lambda byte: formulas.edge_fraction(grid.fmt, byte), I32),

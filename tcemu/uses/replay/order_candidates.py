@@ -16,6 +16,7 @@ import numpy as np
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.order import Order
+from tcemu.engine.arithmetic.sum_tree import CHAINED, ORDERS
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.engine.isa.other_makers import OTHER_TARGETS as MACHINES
 from tcemu.engine.isa.other_makers import other_units
@@ -36,7 +37,6 @@ LANES = (1, 32, 16, 8, 4, 2, 64, 128, 26, 24, 20)
 VECTORS = (1, 4, 2, 8, 16, 32, 64)
 CHUNKS = (None, 16, 32, 64, 128, 256, 512, 8, 320, 240, 384, 448, 1024)
 JOINS = ("folded", "ascending", "tree")
-ORDERS = ("ascending", "descending", "tree", "folded", "paired")
 
 
 def multiplicand_formats(operand_formats: FormatPair) -> tuple[FormatPair, ...]:
@@ -173,7 +173,7 @@ def find_slicings(k: int, dropped: int, read: Sequence[Slices], answers: Sequenc
     found = []
     for slices in candidate_slices(k, dropped, read):
         count = len(slice_indices(slices))
-        for order in ORDERS if 2 < count <= FEW_SLICES else ORDERS[:1]:
+        for order in ORDERS if 2 < count <= FEW_SLICES else CHAINED[:1]:
             level = slice_level(slices, order)
             if all(slices_may_explain(level, answer) for answer in answers):
                 found.append((slices, order, level))
@@ -220,7 +220,7 @@ def rounding_variants(recipe: KernelRecipe, *, rare: bool = False) -> Iterator[K
     merges = [recipe.merge]
     if several:
         order = recipe.merge.order
-        chained = order in ORDERS[:2]
+        chained = order in CHAINED
         merges = [Merge(order)]
         if recipe.dtype != F32:
             merges += [Merge(order, recipe.dtype), *([Merge(order, recipe.dtype, serial=True)] if chained else [])]

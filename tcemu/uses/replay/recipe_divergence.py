@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.engine.arithmetic.reference.exact_values import decode, encode, shortest_text
-from tcemu.engine.arithmetic.sum_tree import EMPTY, additions
+from tcemu.engine.arithmetic.sum_tree import EMPTY, ordered_pairs
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.products.library.kernel_order import lane_order, step_order
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
@@ -118,7 +118,7 @@ def trace_sums(recipe: KernelRecipe, a: list[int], b: list[int]) -> Iterator[Par
         totals[number] = partial_sum.code
         yield partial_sum
     merge = recipe.merge
-    pairs = additions(merge.order, len(totals))
+    pairs = ordered_pairs(merge.order, len(totals))
 
     def stored(code: int) -> int:
         return code if merge.partial == F32 else _cast(merge.partial, F32, _cast(F32, merge.partial, code))
@@ -177,11 +177,11 @@ def _lane_sums(recipe: KernelRecipe, unit: Lanes, a: list[int], b: list[int]) ->
                 if closes:
                     total, running = running if total is None else _add_f32(total, running), 0
             lanes[lane] = total or 0
-        for to, source in additions(unit.join, unit.lanes):
+        for to, source in ordered_pairs(unit.join, unit.lanes):
             before = lanes[to]
             lanes[to] = _add_f32(before, lanes[source])
             yield number, PartialSum(f"slice {number}, lane {to} and lane {source}", (), lanes[to], before)
-        last = additions(unit.join, unit.lanes)[-1][0] if unit.lanes > 1 else 0
+        last = ordered_pairs(unit.join, unit.lanes)[-1][0] if unit.lanes > 1 else 0
         yield number, PartialSum(f"slice {number}", (), lanes[last], lanes[last])
 
 

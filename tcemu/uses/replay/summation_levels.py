@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.engine.arithmetic.order import Order
-from tcemu.engine.arithmetic.sum_tree import EMPTY, Algebra, Chain, Turn, additions, evaluate
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Algebra, Chain, Turn, evaluate, ordered_pairs
 from tcemu.engine.formats.number_formats import BF16, F32, TF32, Format
 from tcemu.operations.products.library.kernel_order import lane_schedule, recipe_tree, slice_indices, step_order
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
@@ -36,7 +36,7 @@ def lost_sums(order: str, count: int, x: int, y: int) -> np.ndarray:
     if order == "ascending":
         return np.arange(count) <= max(x, y)
     sums = [{i} for i in range(count)]
-    for to, source in additions(order, count):
+    for to, source in ordered_pairs(order, count):
         sums[to] = sums[to] | sums[source]
         if x in sums[to] and y in sums[to]:
             return np.array([i in sums[to] for i in range(count)])

@@ -11,7 +11,6 @@ from tcemu.engine.arithmetic.sum_tree import (
     Chain,
     Concat,
     Join,
-    additions,
     evaluate,
     grid_shape,
     join_as_data,
@@ -78,11 +77,11 @@ def test_stages_share_no_sum_and_lose_none_that_is_read():
     for order in ORDERS:
         for count in range(2, 20):
             live = set(range(count))
-            for to, origin, is_all in stages(tuple(additions(order, count))):
+            for to, origin, is_all in stages(ordered_pairs(order, count)):
                 one, other = (np.atleast_1d(np.arange(count)[index]).tolist() for index in (to, origin))
                 assert set(one + other) <= live and len(set(one + other)) == 2 * len(one)
                 live = set(one) if is_all else live
-            assert additions(order, count)[-1][0] in live
+            assert ordered_pairs(order, count)[-1][0] in live
 
 
 CASCADES = {

@@ -1,6 +1,7 @@
 """`tcemu.torch`: the operators and functions, bit for bit those of the JAX face, under every transformation of torch."""
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tcemu import replay
 from tcemu.operations.products.recipes import RECIPES
 
 skip_file(MISSING if torch is None else "")
+matrix_products = importlib.import_module("tcemu.faces.torch.matrix_products")
 ROOT = Path(__file__).parents[3]
 M, K, N = 8, 128, 128  # the blocks of deepseek are 128 wide
 
@@ -176,7 +178,7 @@ def test_compiled_whole_and_once(backend):
     """Recipes by name and, where torch can, as themselves; another recipe in the same place is another program."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    recipe = tcemu.get_recipe("fp8", "H100") if tt.matrix_products.COMPILES_OBJECTS else "fp8 on H100"
+    recipe = tcemu.get_recipe("fp8", "H100") if matrix_products.COMPILES_OBJECTS else "fp8 on H100"
     a, b, bias = (x.requires_grad_() for x in draw((M, K), (16, K), (16,)))
 
     def step(a, b, bias):
@@ -187,13 +189,13 @@ def test_compiled_whole_and_once(backend):
         found, want = compiled(a, b, bias), step(a, b, bias)
         assert equal(torch.autograd.grad(found, (a, b, bias)), torch.autograd.grad(want, (a, b, bias)))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1 and not torch._dynamo.utils.counters["graph_break"]
-    recipe = tcemu.get_recipe("bf16", "A100") if tt.matrix_products.COMPILES_OBJECTS else "bf16 on A100"
+    recipe = tcemu.get_recipe("bf16", "A100") if matrix_products.COMPILES_OBJECTS else "bf16 on A100"
     assert equal(torch.autograd.grad(compiled(a, b, bias), b), torch.autograd.grad(step(a, b, bias), b))
 
 
 def test_a_compiler_that_stops_at_a_recipe(monkeypatch):
     """That of PyTorch 2.11: a clear error where all is one graph, and the same bits where it may break."""
-    monkeypatch.setattr(tt.matrix_products, "COMPILES_OBJECTS", False)
+    monkeypatch.setattr(matrix_products, "COMPILES_OBJECTS", False)
     torch._dynamo.reset()
     (a, b), recipe = draw((M, K), (K, 16)), tcemu.get_recipe("fp8", "H100")
     step = lambda a: tt.matmul(torch.relu(a), b, recipe=recipe)

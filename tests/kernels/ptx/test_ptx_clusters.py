@@ -59,7 +59,7 @@ def test_every_spelling_of_the_barrier_of_a_cluster(cluster):
     xor.b32 %r13, %r5, {size - 1}; mapa.shared::cluster.u32 %r14, %r11, %r13; ld.shared::cluster.u32 %r15, [%r14];
     mad.lo.u32 %r10, %r10, 3, %r15;
     {arrive} {wait}"""
-    found = run(body + "st.global.u32 [%rd1], %r10;", grid=(2, 1), cluster=cluster)
+    found = run(body + "st.global.u32 [%rd1], %r10;", grid=(2, 1), cluster=cluster, checked=False)  # .relaxed alone orders nothing
     for block in range(2):
         rank = block % size
         wanted = np.zeros(32, np.uint32)
@@ -247,18 +247,18 @@ INIT = """.shared .align 8 .b64 mbar; mov.u32 %r10, mbar; setp.eq.u32 %p1, %r1, 
     @%p1 mbarrier.init.shared.b64 [%r10], 1; mapa.shared::cluster.u32 %r15, %r10, 1;"""
 FAULTS = {
     "a read that no barrier orders": (f"{NEXT} st.shared.u32 [%r11], %r1; bar.sync 0; ld.shared::cluster.u32 %r15, [%r14]; {BARRIER}",
-                                      "block of rank 1 wrote there, and no barrier of the cluster"),
+                                      r"reads shared memory that another thread wrote.*block \(1, 0, 0\)"),
     "a write that no barrier orders": (f"{NEXT} st.shared.u32 [%r11], %r1; bar.sync 0; st.shared::cluster.u32 [%r14], 77; {BARRIER}",
-                                       "block of rank 1 wrote another value there"),
+                                       r"another thread wrote another value.*block \(1, 0, 0\)"),
     "a reuse that no barrier orders": (f"{NEXT} st.shared.u32 [%r11], %r1; {BARRIER} ld.shared::cluster.u32 %r15, [%r14]; bar.sync 0;"
-                                       f"st.shared.u32 [%r11], 77; {BARRIER}", "block of rank 1 read there"),
+                                       f"st.shared.u32 [%r11], 77; {BARRIER}", r"that another thread reads.*block \(1, 0, 0\)"),
     "an exit before the others have read": (f"{NEXT} st.shared.u32 [%r11], %r1; {BARRIER} ld.shared::cluster.u32 %r15, [%r14];",
                                             "exits while the block of rank 1"),
     "a block that has exited": (f"{NEXT} st.shared.u32 [%r11], %r1; {BARRIER} setp.eq.u32 %p1, %r5, 1; @%p1 exit; bar.sync 0;"
                                 "ld.shared::cluster.u32 %r15, [%r14];", "block of rank 1 has exited"),
     "an mbarrier whose making no barrier orders": (
         f"{INIT} @%p3 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r15]; {BARRIER}",
-        "block of rank 1 initialised this mbarrier"),
+        r"another thread initialised the mbarrier.*block \(1, 0, 0\)"),
     "an own access at the address of another block": (f"{NEXT} st.shared.u32 [%r11], %r1; {BARRIER} ld.shared.u32 %r15, [%r14]; {BARRIER}",
                                                       "shared::cta access reaches the block of rank 1"),
     "a wait without an arrival": ("barrier.cluster.wait;", "waits without a barrier.cluster.arrive"),

@@ -83,10 +83,10 @@ UNDEFINED = {
     "more arrivals than expected": (INIT.format(16) + "mbarrier.arrive.shared.b64 _, [%r0], 17;", "more arrivals"),
     "a count of 0": (INIT.format(0), "1 to 1048575"),
     "a test of nothing": ("mov.u32 %r0, object; mbarrier.test_wait.parity.shared.b64 %q, [%r0], 0;", "not initialised"),
-    "a copy that nobody waits for": (f"{COPY} cp.async.commit_group; {READ}", "cp.async of thread 0"),
+    "a copy that nobody waits for": (f"{COPY} cp.async.commit_group; {READ}", "a copy still writes"),
     "a wait for the group before": (
         f"{COPY} cp.async.commit_group; {COPY} cp.async.commit_group; cp.async.wait_group 1; {READ}",
-        "cp.async of thread 0",
+        "a copy still writes",
     ),
     "half a warp": (
         "setp.lt.u32 %p, %r7, 16; @%p mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",

@@ -103,6 +103,11 @@ def test_of_threads_that_store_in_one_place_the_last_one_wins():
     equal(launch_text(module(SHARED + "st.shared.u32 [word], %r1; bar.sync 0; ld.shared.u32 %r5, [word];")), np.full(128, 63))
 
 
+def test_an_address_may_begin_with_a_special_register():
+    body = "mov.u32 %r6, bytes; shr.u32 %r6, %r6, 31; st.shared.u8 [%tid.x], %r3; bar.sync 0; ld.shared.u8 %r5, [%laneid+32];"
+    equal(launch_text(module(SHARED + body)), (GIVEN & 0xFF).reshape(2, 2, 32)[:, [1, 1]].ravel())
+
+
 def test_special_registers():
     thread = THREAD
     equal(launch_text(module(kernels.REGISTERS)), thread % 32 + thread // 32 * 100 + 2000 + thread % 32 * 10000 + 1000000 + 1)
@@ -295,12 +300,12 @@ CHECKED = {
     "": WORD + "bar.sync 0;" + OTHER,
     " ": WORD + "bar.warp.sync -1;" + NEXT,
     "  ": WORD + "st.shared.u32 [w], 3; bar.sync 0;" + OTHER.replace("32;", "32; or.b32 %r8, %r8, 2;"),
-    "thread 32 wrote there": WORD + OTHER,
-    "thread 32 wrote": WORD + "bar.warp.sync -1;" + OTHER,
-    "thread 1 wrote there": WORD + NEXT,
+    "another thread wrote.*thread .32, 0, 0.": WORD + OTHER,
+    "another thread wrote, and nothing orders.*thread .32, 0, 0.": WORD + "bar.warp.sync -1;" + OTHER,
+    "another thread wrote.*thread .1, 0, 0.": WORD + NEXT,
     "nothing has written": ".shared .align 4 .b32 w[64]; mov.u32 %r6, w;" + OTHER,
     "wrote another value": ".shared .align 4 .b32 w[64]; st.shared.u32 [w], %r1;",
-    "read there": WORD + "bar.sync 0;" + OTHER + "st.shared.u32 [%r7], 4;",
+    "that another thread reads": WORD + "bar.sync 0;" + OTHER + "st.shared.u32 [%r7], 4;",
 }
 
 

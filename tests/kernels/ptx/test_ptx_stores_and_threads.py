@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from support.sampling import sample_cases
 from tcemu import ptx
 from tcemu.kernels.ptx.linker import compiled_statements
 from tcemu.kernels.ptx.simt import device_memory
-from tcemu.kernels.ptx.simt.shared_memory_checks import no_pending_copies, record_copies
 
 
 def stored_in_turn(words, runs):
@@ -84,23 +82,6 @@ def test_reversed_threads_store_the_same_if_their_numbers_are_reversed():
     everything = jnp.ones((1, 4), bool)
     assert device_memory.scatter_words(words, index, value, everything)[np.array([3, 5])].tolist() == [13, 12]
     assert device_memory.scatter_words(words, index[:, ::-1], value[:, ::-1], everything)[np.array([3, 5])].tolist() == [10, 12]
-
-
-@dataclass(frozen=True)
-class IssuingMachine:
-    """The fields of a machine that the record of copies reads."""
-
-    active: jax.Array
-    extra: dict
-
-
-def test_copies_of_several_threads_to_one_word_belong_to_the_last():
-    with jax.enable_x64(True):
-        copies = no_pending_copies(1, 8, 4)._replace(committed=jnp.asarray([[5, 6, 7, 8]], jnp.int32))
-        machine = IssuingMachine(jnp.asarray([[True, True, True, False]]), {"copies": copies})
-        after = record_copies(machine, jnp.asarray([[2, 3, 2, 2]], jnp.int32), 2).extra["copies"]
-    assert after.copier.tolist() == [[-1, -1, 2, 2, 1, -1, -1, -1]]
-    assert after.group.tolist() == [[0, 0, 8, 8, 7, 0, 0, 0]]
 
 
 GIVEN = np.random.default_rng(5).integers(0, 1 << 32, 128, dtype=np.uint32)

@@ -13,7 +13,7 @@ from support.changed_json import json_paths, replace_at
 from support.sampling import sample_cases
 
 import tcemu
-from tcemu.engine.arithmetic.sum_tree import additions
+from tcemu.engine.arithmetic.sum_tree import ordered_pairs
 from tcemu.formats import BF16, E4M3, F16, F32, TF32
 from tcemu.operations.products.library.kernel_json import LATER_FIELDS
 from tcemu.operations.products.library.kernel_order import slice_indices, step_order
@@ -303,7 +303,7 @@ def test_every_order_adds_every_sum_once():
         for count in range(1, 20):
             sums = {i: [i] for i in range(count)}
             last = 0
-            for to, source in additions(order, count):
+            for to, source in ordered_pairs(order, count):
                 sums[to] = sums[to] + sums.pop(source)
                 last = to
             assert sorted(sums[last]) == list(range(count)), (order, count)

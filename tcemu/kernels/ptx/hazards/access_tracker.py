@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour
-from tcemu.engine.isa.families import LANES, Mover
+from tcemu.engine.isa.families import LANES, Mover, WmmaMemory
 from tcemu.kernels.ptx.hazards.access_records import (
     ACTOR_BITS,
     COMPARED,
@@ -46,7 +46,8 @@ from tcemu.kernels.ptx.simt.device_memory import (
 from tcemu.kernels.ptx.simt.memory_access import STRONG, atomic_extent, parse_access, plain_space
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT
 from tcemu.kernels.ptx.tensor.statement_forms import bind_operands
-from tcemu.kernels.ptx.text.module import Address, Operand, Register, Sink
+from tcemu.kernels.ptx.tensor.warp_matrices import lane_parts
+from tcemu.kernels.ptx.text.module import Address, Integer, Operand, Register, Sink
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
 UNIT_BYTES = 16
@@ -123,6 +124,8 @@ class AccessTracker:
         self.asynchronous = any(_uses_async_proxy(line) for line in kernel.statements)
         self.orders = any(_orders_by_memory(line) for line in kernel.statements)
         self.between_blocks = True
+        self.gone = np.zeros(self.blocks, bool)  # blocks that have exited
+        self.reports_unwritten = not kernel.uses("cp")
         self.clocks = self._new_clocks()
         self.actors = 1 << (self.clocks.phase_column + (MAX_PHASE_COLUMNS if kernel.uses("mbarrier") else 0) + 1).bit_length()
         self.handlers: dict[int, Handler] = {}
@@ -203,30 +206,30 @@ class AccessTracker:
             return self._atomic_handler(line, extent.space, extent.address, extent.size)
         if name in ("ldmatrix", "stmatrix"):
             return self._matrix_handler(line)
+        if name == "wmma":
+            return self._wmma_handler(line)
         if name in ("membar", "fence"):
             return self._fence_handler(line)
         if name == "bar":  # bar.warp.sync; barriers of blocks end basic blocks
             return lambda event, executing: self._synchronise_warps(executing)
         if name == "mbarrier":
             return self._mbarrier_handler(line)
-        if name == "tcgen05" and kind == ("commit",):
-            return self._commit_handler(line)
+        if name == "tcgen05" and kind in (("commit",), ("alloc",)):
+            return self._commit_handler(line) if kind == ("commit",) else self._allocation_handler(line)
         return None
 
     # ---- places
 
-    def _locate(self, space: str, address: np.ndarray, executing: np.ndarray, size: int) -> list[Runs]:
+    def _locate(self, event: ExecutedStatement, space: str, address: np.ndarray, executing: np.ndarray, size: int) -> list[Runs]:
         """Locate runs of bytes, one for each executing thread, in the memories that are followed; others are left out."""
-        rows, threads = np.nonzero(executing)
-        return self._locate_runs(space, address[rows, threads].astype(np.uint64), Threads(rows, threads), np.int64(size))
-
-    def _locate_runs(self, space: str, address: np.ndarray, who: Threads, size: Any) -> list[Runs]:
-        """Locate runs of `size` bytes at addresses uint64[n]."""
+        who = Threads(*np.nonzero(executing))
+        address = address[who].astype(np.uint64)
         room = (address >> np.uint64(ROOM_BITS)).astype(np.int64)
         found = []
         is_shared = np.full(room.shape, True) if space.startswith("shared") else room == SHARED_ROOM
         if self.shared is not None and is_shared.any() and space not in ("global", "const"):
             own, offset = locate_shared(address, who.rows, self.cluster)
+            self._check_owners(event, who, np.where(is_shared, own, who.rows), space == "shared")
             good = is_shared & (offset + size <= self.shared_bytes)
             found.append(_select(self.shared, who, own * self.shared_bytes + offset, good))
         is_global = ~is_shared & ~np.isin(room, (LOCAL_ROOM, PARAM_ROOM, CONST_ROOM))
@@ -236,6 +239,13 @@ class AccessTracker:
             good = is_global & (room < len(self.room_starts)) & (offset + size <= self.room_sizes[known])
             found.append(_select(self.memory, who, 4 * self.room_starts[known] + offset, good))
         return [each for each in found if len(each.places)]
+
+    def _check_owners(self, event: ExecutedStatement, who: Threads, own: np.ndarray, only_own: bool) -> None:
+        """Report accesses to the shared memory of blocks that have exited, or with `only_own` of another block."""
+        for wrong, hazard in (((own != who.rows) & only_own, Hazard.FOREIGN_BLOCK), (self.gone[own], Hazard.EXITED_BLOCK)):
+            if wrong.any():
+                at = int(wrong.argmax())
+                self._forbid(event, hazard, int(who.rows[at]), int(who.threads[at]), int(own[at]) % self.cluster)
 
     def _actor(self, kind: Column, who: Threads) -> np.ndarray:
         return who.rows // self.clocks.span * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
@@ -311,9 +321,11 @@ class AccessTracker:
         if column >= clocks.phase_column:
             return f"that is line {line.statement.position.line}, {line.statement.opcode}", None
         position, place = divmod(column, clocks.span * clocks.warps)
-        row, warp = group * clocks.span + place // clocks.warps, place % clocks.warps
+        row, thread = group * clocks.span + place // clocks.warps, place % clocks.warps * LANES + int(earlier.lane)
         kind = list(clocks.first)[position]
-        return f"that is {self.reporter.describe(line, row, warp * LANES + int(earlier.lane))}", kind
+        if kind is Column.COPY and clocks.copied[row, thread] >= earlier.number:  # its thread has waited for it
+            kind = Column.ACCESS
+        return f"that is {self.reporter.describe(line, row, thread)}", kind
 
     def _report(self, event: ExecutedStatement, hazard: Hazard, records: AccessRecords, access: int, row: int, thread: int) -> None:
         """Raise a hazard between an earlier access and this one."""
@@ -347,8 +359,13 @@ class AccessTracker:
         runs.records.note_read(cells.ravel(), *flat)
 
     def _read(self, event: ExecutedStatement, space: str, address: np.ndarray, executing: np.ndarray, size: int, strong: bool) -> None:
-        for runs in self._locate(space, address, executing, size):
+        for runs in self._locate(event, space, address, executing, size):
             cells = runs.records.cells(runs.first_byte, size)
+            unwritten = (runs.records.writer[cells] == 0).any(-1)
+            if runs.records is self.shared and self.reports_unwritten and unwritten.any():
+                at = int(unwritten.argmax())
+                row, thread = int(runs.who.rows[at]), int(runs.who.threads[at])
+                self._forbid(event, Hazard.UNWRITTEN_READ, row, thread, size, int(address[row, thread]))
             self._check_writer(event, runs, cells, strong, Hazard.UNORDERED_READ)
             self._note_read(event, runs, cells, strong)
 
@@ -365,7 +382,7 @@ class AccessTracker:
             compares: They are compare-and-swaps. A loop around one begins with a plain read, as in NVIDIA's examples; the swap itself
                 sees a stale value.
         """
-        for runs in self._locate(space, address, executing, size):
+        for runs in self._locate(event, space, address, executing, size):
             records, who = runs.records, runs.who
             cells = records.cells(runs.first_byte, size)
             own = None if values is None else _cell_values(values[runs.places], records.granule)
@@ -433,6 +450,37 @@ class AccessTracker:
 
         return follow
 
+    def _wmma_handler(self, line: LinkedStatement) -> Handler | None:
+        """Return the handler of `wmma.load` and `wmma.store` in shared memory."""
+        kind, *_ = line.statement.qualifiers
+        if kind == "mma" or "global" in line.statement.qualifiers:
+            return None
+        bound = bind_operands(line.statement, line.context, WmmaMemory)
+        lines, numbers, offsets, words = lane_parts(bound.op)
+
+        def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
+            stride = event.operand_value(bound.operands.get("stride", Integer(bound.op.default_stride)), "s32")
+            step = stride.astype(np.int32).astype(np.int64) * lines.bits // 8
+            lanes = np.arange(executing.shape[1]) % LANES
+            place = event.operand_value(bound.operands["p"], "b64") + (step * numbers[lanes] + offsets[lanes]).astype(np.uint64)
+            mask = executing if bound.op.space else executing & (place >> np.uint64(ROOM_BITS) == np.uint64(SHARED_ROOM))
+            if kind == "load":
+                self._read(event, "shared::cluster", place, mask, 4 * words, False)
+            else:
+                self._write(event, "shared::cluster", place, mask, 4 * words, False, None)
+
+        return follow
+
+    def _allocation_handler(self, line: LinkedStatement) -> Handler:
+        """Return the handler of `tcgen05.alloc`, whose result one lane of the warp stores."""
+        address = bind_operands(line.statement, line.context).operands["dst"]
+
+        def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
+            first = (executing.reshape(self.blocks, -1, LANES).cumsum(-1) == 1).reshape(executing.shape)
+            self._write(event, "shared", event.operand_value(address, "b64"), executing & first, 4, False, None)
+
+        return follow
+
     # ---- what orders threads
 
     def _fence_handler(self, line: LinkedStatement) -> Handler | None:
@@ -465,7 +513,7 @@ class AccessTracker:
         self, event: ExecutedStatement, space: str, place: np.ndarray, executing: np.ndarray, parts: set[str], reads: bool, writes: bool
     ) -> None:
         """Follow strong accesses: a write passes on what a fence or its own .release orders, and a read receives it."""
-        for runs in self._locate(space, place, executing, 1):
+        for runs in self._locate(event, space, place, executing, 1):
             rows, threads = runs.who
             cells = runs.first_byte // runs.records.granule
             unique, inverse = np.unique(cells, return_inverse=True)
@@ -518,10 +566,11 @@ class AccessTracker:
 
     # ---- mbarriers
 
-    def _mbarrier_users(self, place: np.ndarray, executing: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
+    def _mbarrier_users(self, event: ExecutedStatement, address: Operand, executing: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
         """Return the row and offset of each mbarrier, and the row and numbers of the threads of a block that use it."""
         rows, threads = np.nonzero(executing)
-        own, offsets = locate_shared(place[rows, threads], rows, self.cluster)
+        own, offsets = locate_shared(event.operand_value(address, "b64")[rows, threads], rows, self.cluster)
+        self._check_owners(event, Threads(rows, threads), own, False)
         key = (own * (SHARED_OFFSET_MASK + 1) + offsets) * self.blocks + rows
         order = np.argsort(key, kind="stable")
         starts = np.flatnonzero(np.diff(key[order], prepend=-1))
@@ -558,7 +607,7 @@ class AccessTracker:
         done = statement.operands[0]
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
-            for row, offset, user, threads in self._mbarrier_users(event.operand_value(address, "b64"), executing):
+            for row, offset, user, threads in self._mbarrier_users(event, address, executing):
                 if kind in ("init", "inval"):
                     init = self._own_access(event, user, int(threads[-1])) if kind == "init" else 0
                     before = self.mbarriers.get((row, offset))
@@ -599,7 +648,7 @@ class AccessTracker:
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             masks = event.operand_value(bound.operands["cta_mask"], "b16") if "cta_mask" in bound.operands else None
-            for row, offset, user, threads in self._mbarrier_users(event.operand_value(bound.operands["mbar"], "b64"), executing):
+            for row, offset, user, threads in self._mbarrier_users(event, bound.operands["mbar"], executing):
                 first = user - user % self.cluster
                 mask = None if masks is None else int(masks[user, threads[0]])
                 targets = [row] if mask is None else [first + rank for rank in range(self.cluster) if mask >> rank & 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-MODEL, PROXY, BULK, BARRIER, MBARRIER = "8.10", "9.7.13.4", "9.7.9.25.2", "9.7.13.1", "9.7.13.15"
+MODEL, PROXY, BULK, BARRIER, MBARRIER, CLUSTER = "8.10", "9.7.13.4", "9.7.9.25.2", "9.7.13.1", "9.7.13.15", "9.7.13.4"
 
 
 class HazardRow(NamedTuple):
@@ -49,6 +49,16 @@ class Hazard(Enum):
     )
     UNORDERED_INIT = HazardRow(
         "another thread initialised the mbarrier, and no barrier and no fence orders this use after that; {}", MBARRIER
+    )
+    UNWRITTEN_READ = HazardRow("it reads {} bytes of shared memory that nothing has written, the first at {:#x}", "5.4.4")
+    FOREIGN_BLOCK = HazardRow("a .shared::cta access reaches the block of rank {}; expected .shared::cluster", "5.1.7")
+    EXITED_BLOCK = HazardRow(
+        "the block of rank {} has exited; a barrier of the cluster must keep it until others have used its memory", CLUSTER
+    )
+    USED_AT_EXIT = HazardRow(
+        "the block exits while the block of rank {} of its cluster may still use its shared memory: no barrier of the cluster and no "
+        "mbarrier orders that use before the exit; {}",
+        CLUSTER,
     )
     DIVERGENT_BARRIER = HazardRow(
         "only some threads of a warp execute this barrier, which is .aligned: all must, or use barrier.sync",

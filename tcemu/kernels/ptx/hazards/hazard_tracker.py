@@ -67,6 +67,10 @@ class HazardTracker(AccessTracker):
             return self._copy_handler(line)
         if name in ("st", "red") and asynchronous:
             return self._async_store_handler(line, granules)
+        if name == "st" and line.statement.qualifiers[:1] == ("bulk",):
+            return self._fill_handler(line)
+        if name == "clusterlaunchcontrol" and line.statement.qualifiers[:1] == ("try_cancel",):
+            return self._cancel_handler(line)
         return super()._prepare(line, granules)
 
     # ---- cp.async
@@ -124,7 +128,7 @@ class HazardTracker(AccessTracker):
         address = line.statement.operands[0]
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
-            for row, offset, user, threads in self._mbarrier_users(event.operand_value(address, "b64"), executing):
+            for row, offset, user, threads in self._mbarrier_users(event, address, executing):
                 phases = self._use_mbarrier(event, row, offset, user, threads)
                 clock = self.clocks.nothing()
                 if Column.COPY in self.clocks.first:  # of the thread's accesses, the copies alone are complete
@@ -461,16 +465,60 @@ class HazardTracker(AccessTracker):
                 before = self.clocks.known[row, thread, KNOWN, column]
                 self.clocks.known[row, thread, KNOWN, column] = max(before, complete[-1])
 
-    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
-        """Report threads that exit while a bulk copy of theirs may still read shared memory."""
+    def exit(self, threads: np.ndarray, blocks: np.ndarray, statement: LinkedStatement | None) -> None:
+        """Report threads that exit while a bulk copy of theirs may still read shared memory, and blocks whose memory others may use."""
+        line = statement or self.kernel.statements[-1]
+        self.gone |= blocks
+        for row in np.flatnonzero(blocks) if self.shared is not None and self.cluster > 1 else ():
+            self._check_users(line, int(row), int(threads[row].argmax()))
         for (row, thread), groups in self.bulk_pending.items():
             if not threads[row, thread]:
                 continue
             column = self.clocks.column(Column.BULK_READ, row, thread // LANES)
             issued = max((number for group in groups for number in group), default=0)
             if issued > self.clocks.known[row, thread, KNOWN, column]:
-                line = statement or self.kernel.statements[-1]
                 raise UndefinedBehaviour(f"{self.reporter.describe(line, row, thread)}: {Hazard.UNWAITED_EXIT.message()}")
+
+    def _check_users(self, line: LinkedStatement, row: int, thread: int) -> None:
+        """Report accesses of other blocks to a block's shared memory that none of its threads knows to have happened."""
+        assert self.shared is not None
+        region = slice(row * self.shared_bytes // self.shared.granule, (row + 1) * self.shared_bytes // self.shared.granule)
+        accesses = np.unique(np.concatenate([self.shared.writer[region], self.shared.readers[region].ravel()]))
+        earlier = decode_access(accesses)
+        column = earlier.actor % self.actors
+        users = column // self.clocks.warps
+        foreign = (accesses != 0) & (column < self.clocks.span * self.clocks.warps) & (users != row % self.clocks.span)
+        known = self.clocks.known[row, :, KNOWN].max(0)
+        pending = np.flatnonzero(foreign & (known[np.where(foreign, column, 0)] < earlier.number))
+        if len(pending):
+            words, _ = self._describe_actor(int(accesses[pending[0]]))
+            text = Hazard.USED_AT_EXIT.message(int(users[pending[0]]) % self.cluster, words)
+            raise UndefinedBehaviour(f"{self.reporter.describe(line, row, thread)}: {text}")
+
+    def _fill_handler(self, line: LinkedStatement) -> Handler:
+        """Return the handler of `st.bulk`, by which a thread writes zeros."""
+        address, size = line.statement.operands[:2]
+
+        def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
+            place, sizes = event.operand_value(address, "b64"), event.operand_value(size, "b64")
+            for row, thread in np.argwhere(executing):
+                alone, count = np.zeros_like(executing), int(sizes[row, thread])
+                alone[row, thread] = True
+                self._write(event, "shared", place, alone, count, False, np.zeros((1, count), np.uint8))
+
+        return follow
+
+    def _cancel_handler(self, line: LinkedStatement) -> Handler:
+        """Return the handler of `clusterlaunchcontrol.try_cancel`, whose response completes at an mbarrier."""
+        target, barrier = line.statement.operands
+        ranks = (1 << self.cluster) - 1 if "multicast::cluster::all" in line.statement.qualifiers else None
+
+        def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
+            place = event.operand_value(target, "b64")
+            for row, thread in np.argwhere(executing):
+                self._load_bulk(event, int(row), int(thread), np.uint64(place[row, thread]), UNIT_BYTES, barrier, ranks, None)
+
+        return follow
 
     def _async_store_handler(self, line: LinkedStatement, granules: dict[str, int]) -> Handler:
         """Return the handler of `st.async` and `red.async`, which complete at an mbarrier of the block that they write."""

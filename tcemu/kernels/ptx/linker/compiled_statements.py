@@ -392,9 +392,10 @@ def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) 
     def apply_leaves(*leaves: Array) -> list[Array]:
         registers = dict(zip(names, leaves, strict=False))
         others = leaves[count + addresses :]
-        for i, (base, offset) in enumerate(zip(key.bases, leaves[count:], strict=False)):
-            registers[f"%address{i}"] = offset if base is None else _add_offset(registers[base], offset)
         machine = replace(jax.tree.unflatten(layout.structure, others), registers=registers, kinds=kinds)
+        for i, (base, offset) in enumerate(zip(key.bases, leaves[count:], strict=False)):
+            value = None if base is None else machine.read(Register(base), machine.register_kind(Register(base)))
+            registers[f"%address{i}"] = offset if value is None else _add_offset(value, offset)
         guard = key.guard
         active = machine.active if guard is None else machine.active & (registers[guard.register] != guard.negated)
         for operand, value in zip(step.constants, constants, strict=True):

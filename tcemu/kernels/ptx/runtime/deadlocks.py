@@ -25,7 +25,7 @@ from tcemu.kernels.ptx.simt.chunk import NameTable
 from tcemu.kernels.ptx.simt.device_memory import locate_shared
 from tcemu.kernels.ptx.simt.special_registers import TIMERS
 from tcemu.kernels.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY
-from tcemu.kernels.ptx.tensor.cluster_launch_control import LAUNCH_KEY
+from tcemu.kernels.ptx.tensor.launch_control import LAUNCH_KEY
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT, decode_barrier
 from tcemu.kernels.ptx.text.module import Address, Operand, Register, Statement, flatten_operands, nested_operands
 

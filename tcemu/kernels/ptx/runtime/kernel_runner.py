@@ -25,18 +25,15 @@ from tcemu.kernels.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, pla
 from tcemu.kernels.ptx.runtime.launch_records import is_recording, record_launch
 from tcemu.kernels.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape, read_dimensions
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions, add_heap
-from tcemu.kernels.ptx.runtime.schedule_comparison import compare_schedules
 from tcemu.kernels.ptx.runtime.scheduler import Schedule
-from tcemu.kernels.ptx.runtime.tracing import KernelOutputs, Observer, Tracepoint, Tracer
+from tcemu.kernels.ptx.runtime.tracing import KernelOutputs, Observer, Tracepoint, Tracer, compare_schedules
 from tcemu.kernels.ptx.simt import faults
-from tcemu.kernels.ptx.simt import shared_memory_checks as checks
 from tcemu.kernels.ptx.simt.chunk import Chunk
-from tcemu.kernels.ptx.simt.cluster_checks import CLUSTER_KEY, new_record
 from tcemu.kernels.ptx.simt.device_memory import Rooms
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.special_registers import SM_COUNT
 from tcemu.kernels.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, block_bytes, new_tensor_memory
-from tcemu.kernels.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
+from tcemu.kernels.ptx.tensor.launch_control import LAUNCH_KEY, PendingClusters
 from tcemu.kernels.ptx.tensor.tcgen05_protocol import Tcgen05Protocol, tcgen05_protocol
 from tcemu.kernels.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.kernels.ptx.text.module import Function, Module
@@ -349,33 +346,17 @@ class _Launch:
             statement=jax.device_put(np.int32(0)),
             clock=jax.device_put(np.uint64(0)),
             faults=faults.no_faults(shape),
-            extra=self._extra(len(numbers)) | self._launch_state(first, len(numbers)),
+            extra=self._launch_state(first, len(numbers)),
             cluster=self.shape.cluster,
             explicit_cluster=self.shape.explicit_cluster,
         )
 
     def _launch_state(self, first: int, count: int) -> dict[str, Any]:
-        """Return the clusters that may be cancelled, if the kernel does so."""
-        if not self._cancels:
-            return {}
-        pending = self._pending_clusters(first, count)
-        self._begun = int(pending.next)
-        return {LAUNCH_KEY: pending}
-
-    def _extra(self, blocks: int) -> dict[str, Any]:
-        """Return tensor memory, and the state of checked mode.
-
-        Uninitialised reads are not reported beside bulk copies, whose end is not followed.
-        """
-        tensor = {TENSOR_MEMORY_KEY: new_tensor_memory(blocks, self.kernel.target)} if self.kernel.uses("tcgen05") else {}
-        if not self.kernel.checked or not self.shared_words:
-            return tensor
-        copies = self.kernel.uses("cp")
-        extra: dict[str, Any] = tensor | {checks.ACCESS_KEY: checks.new_shadow(blocks, 4 * self.shared_words, initialised=copies)}
-        if self.shape.cluster_size > 1:
-            extra[CLUSTER_KEY] = new_record(blocks, 4 * self.shared_words, self.shape.cluster_size)
-        if any(linked.statement.opcode.startswith("cp.async.c") for linked in self.kernel.statements):
-            extra[checks.COPY_KEY] = checks.no_pending_copies(blocks, self.shared_words, self.padded_threads)
+        """Return the tensor memory of the blocks, and the clusters that may be cancelled, as far as the kernel uses them."""
+        extra: dict[str, Any] = {TENSOR_MEMORY_KEY: new_tensor_memory(count, self.kernel.target)} if self.kernel.uses("tcgen05") else {}
+        if self._cancels:
+            extra[LAUNCH_KEY] = pending = self._pending_clusters(first, count)
+            self._begun = int(pending.next)
         return extra
 
     def block_name(self, number: int) -> str:

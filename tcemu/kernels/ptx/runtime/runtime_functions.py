@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.kernels.ptx.linker.linked_kernel import LinkedBlock, align_up
+from tcemu.kernels.ptx.runtime.kernel_arguments import LaunchInputs
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
 from tcemu.kernels.ptx.simt.device_memory import LOCAL_ROOM, OFFSET_MASK, ROOM_BITS, SHARED_OFFSET_MASK, SHARED_ROOM
 from tcemu.kernels.ptx.simt.faults import Trapped
 from tcemu.kernels.ptx.text.module import Integer, Operand, Register, Symbol, Vector
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.runtime.kernel_arguments import LaunchInputs
 
 HEAP_BYTES = 8 << 20  # the default of cudaLimitMallocHeapSize
 HEAP_ALIGNMENT = 16

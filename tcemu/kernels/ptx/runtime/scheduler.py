@@ -27,7 +27,6 @@ from tcemu.kernels.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, Observer
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
-from tcemu.kernels.ptx.simt.cluster_checks import users_of_blocks
 from tcemu.kernels.ptx.simt.faults import Trapped
 from tcemu.kernels.ptx.simt.machine import constant_bits
 from tcemu.kernels.ptx.text.module import Negated, Operand, Register, Statement, Symbol, Vector
@@ -79,8 +78,8 @@ class BarrierObserver(Protocol):
         """Note threads that barriers let go on."""
         ...
 
-    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
-        """Note threads that exit."""
+    def exit(self, threads: np.ndarray, blocks: np.ndarray, statement: LinkedStatement | None) -> None:
+        """Note threads that exit, and blocks, bool[blocks], whose last threads are among them."""
         ...
 
 
@@ -430,28 +429,12 @@ class Schedule:
 
     def _exit_threads(self, mask: np.ndarray, statement: LinkedStatement | None) -> None:
         if mask.any():
-            for observer in self.barrier_observers:
-                observer.exit(mask, statement)
             self.exited |= mask
+            gone = np.asarray(self.exited.all(-1) & mask.any(-1))
+            for observer in self.barrier_observers:
+                observer.exit(mask, gone, statement)
             self.keys[mask] = IDLE
-            self._check_exited_blocks(mask)
             self._release_barriers()
-
-    def _check_exited_blocks(self, mask: np.ndarray) -> None:
-        """Raise UndefinedBehaviour for a block that exits while others of its cluster use its memory. Checked mode only."""
-        record = self.chunk.cluster_record
-        gone = np.asarray(self.exited.all(-1))
-        if record is None or not (gone & mask.any(-1)).any():
-            return
-        used, user = users_of_blocks(record)
-        wrong = np.flatnonzero(used & gone & mask.any(-1))
-        if len(wrong):
-            row = int(wrong[0])
-            raise UndefinedBehaviour(
-                f"{self.reporter.block_name(row)} exits while the block of rank {user[row]} of its cluster may still use its shared "
-                f"memory: no barrier of the cluster and no mbarrier orders that use before the exit. PTX ISA 8.7, 9.7.13.4"
-            )
-        self.chunk.note_exited_blocks(np.asarray(gone))
 
     def _arrive_at_barrier(self, linked: LinkedBlock, mask: np.ndarray) -> None:
         terminator = linked.require_terminator()
@@ -472,9 +455,6 @@ class Schedule:
             self._update_keys(released)
             for observer in self.barrier_observers:
                 observer.release(released, self.barriers.arrived_at)
-            self.chunk.order_blocks(np.asarray(released.any(-1)))
-            if self.barriers.cluster_released.any():
-                self.chunk.order_clusters(self.barriers.cluster_released)
 
     def _note_divergence(self, mask: np.ndarray) -> None:
         warps = (mask | self.exited).reshape(self.shape[0], -1, LANES).all(-1)
@@ -611,7 +591,6 @@ class BlockBarriers:
         self.counts = np.zeros((shape[0], BARRIER_COUNT), np.int64)  # participating threads; 0: all of the block
         self.cluster_arrivals = np.zeros(shape, np.int64)  # arrivals of each thread at the cluster's barrier
         self.cluster_waits = np.zeros(shape, np.int64)  # waits of each thread at it
-        self.cluster_released = np.zeros(shape[0], bool)  # blocks with threads that the last call of `release` let go on from it
         self.arrived_at = np.full(shape, -1, np.int8)  # the barrier at which each thread has last arrived
         self.arrived_by = np.full(shape, -1, np.int32)  # the number of the statement by which it did
         self.awaited = np.zeros(shape, bool)  # other threads of its warp have arrived at an .aligned barrier, and this one has not
@@ -732,7 +711,6 @@ class BlockBarriers:
 
     def release(self, exited: np.ndarray, schedule: Schedule) -> np.ndarray | None:
         """Return the threads whose barrier is complete; None if there are none."""
-        self.cluster_released = np.zeros(self.shape[0], bool)
         if not (self.waiting >= 0).any() and not self.arrivals.any():
             return None
         alive = ~exited
@@ -755,7 +733,6 @@ class BlockBarriers:
             slowest = arrivals.reshape(-1, self.cluster_size * self.shape[1]).min(-1)
             complete = waiting & (self.cluster_arrivals <= np.repeat(slowest, self.cluster_size)[:, None])
             released |= complete
-            self.cluster_released = complete.any(-1)
         if schedule.kernel.checked and released.any():
             self._check_released(released, schedule)
         self.waiting[released] = -1

@@ -13,7 +13,6 @@ from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Mma
 from tcemu.engine.isa.tcgen05_descriptors import decode_instruction_descriptor
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.schedule_comparison import WordDifferences
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
 from tcemu.kernels.ptx.simt.machine import constant_bits
 from tcemu.kernels.ptx.tensor.statement_forms import bind_operands
@@ -22,6 +21,7 @@ from tcemu.kernels.ptx.text.ptx_types import KINDS
 from tcemu.uses.explanation.explain import explain
 from tcemu.uses.explanation.explanation_results import Explanation
 
+SHOWN_WORDS = 8  # that a description of differences names
 FLOATS = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
 
@@ -113,6 +113,42 @@ class Snapshot:
     arrays: dict[int, np.ndarray] = field(default_factory=dict)  # by number, as `run` would return them now
     tensor: np.ndarray | None = None  # uint32[blocks, 128, columns]
     explanation: Explanation | None = None  # of the tracepoint's element, in the first of the blocks that executes the product
+
+
+# ---- outputs
+
+
+@dataclass(frozen=True)
+class WordDifferences:
+    """The words of an output that depend on the schedule."""
+
+    array: int  # number of the output, among the arguments that are arrays
+    words: np.ndarray  # indices of the words that differ, int64[n]
+    first: np.ndarray  # their values in the first schedule, unsigned
+    second: np.ndarray  # their values in the second one
+    total: int  # words of the output
+
+    def describe(self, seed: int) -> str:
+        """Return the differences in words; seed: of the second schedule."""
+        width = 2 * self.first.dtype.itemsize + 2
+        shown = [f"{i}: {a:#0{width}x} {b:#0{width}x}" for i, a, b in zip(self.words[:SHOWN_WORDS], self.first, self.second, strict=False)]
+        more = f", and {len(self.words) - SHOWN_WORDS} more" if len(self.words) > SHOWN_WORDS else ""
+        return (
+            f"array {self.array}: {len(self.words)} of {self.total} words depend on the schedule, seed {seed}: {', '.join(shown)}{more}. "
+            "Sums of floats by atomics may; else threads race"
+        )
+
+
+def compare_schedules(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> tuple[WordDifferences, ...]:
+    """Return the outputs that differ. Words are those of the arrays' dtypes, of 64 bits at most."""
+    found = []
+    for number, arrays in enumerate(zip(first, second, strict=True)):
+        size = arrays[0].dtype.itemsize if arrays[0].dtype.itemsize in (1, 2, 4, 8) else 1
+        old, new = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).view(f"u{size}") for array in arrays)
+        words = np.flatnonzero(old != new)
+        if len(words):
+            found.append(WordDifferences(number, words, old[words], new[words], old.size))
+    return tuple(found)
 
 
 class KernelOutputs(list[np.ndarray]):

@@ -9,15 +9,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.kernels.ptx.simt.cluster_checks import CLUSTER_KEY, ClusterRecord, clear_clusters
 from tcemu.kernels.ptx.simt.device_memory import RANK_SHIFT
 from tcemu.kernels.ptx.simt.faults import FaultState
 from tcemu.kernels.ptx.simt.machine import Machine
-from tcemu.kernels.ptx.simt.shared_memory_checks import ACCESS_KEY, Shadow, clear_blocks
 from tcemu.kernels.ptx.simt.special_registers import SPECIAL_VALUES, TIMERS
 from tcemu.kernels.ptx.simt.stack_memory import STACK_PREFIX
 from tcemu.kernels.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY, TensorMemory, find_room
@@ -28,8 +25,6 @@ PARAMETER_PREFIX = "%param+"  # a parameter of the entry that is read as a regis
 SHARED_PREFIX = "%shared+"  # likewise an address in the block's own shared memory, where clusters have several blocks
 COMMON_PREFIXES = (PARAMETER_PREFIX, SHARED_PREFIX, STACK_PREFIX)  # of registers that all functions share
 DONATED_FIELDS = ("memory", "shared", "local", "extra")  # large arrays that a step changes in place
-
-_clear_blocks, _clear_clusters = jax.jit(clear_blocks), jax.jit(clear_clusters)
 
 
 class NameTable(NamedTuple):
@@ -112,8 +107,7 @@ class Chunk:
         self.statement_count = 0  # statements executed so far, which the clock shows
         self.cluster, self.explicit_cluster = machine.cluster, machine.explicit_cluster
         self._leaf_index = self.layout.leaf_index
-        self._faults, self._shadow = self.layout.leaves_below("faults"), self.layout.leaves_below("extra", ACCESS_KEY)
-        self._cluster_record = self.layout.leaves_below("extra", CLUSTER_KEY)
+        self._faults = self.layout.leaves_below("faults")
         self._zeros: dict[np.dtype, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
@@ -126,34 +120,6 @@ class Chunk:
     def faults(self) -> FaultState:
         """The faults that threads have met."""
         return FaultState(*(self.leaves[index] for index in self._faults))
-
-    def order_blocks(self, blocks: np.ndarray) -> None:
-        """Order the accesses of the blocks, bool[blocks], to shared memory, as a barrier does. Checked mode only."""
-        if self._shadow:
-            state = Shadow(*(self.leaves[index] for index in self._shadow))
-            for index, value in zip(self._shadow, _clear_blocks(state, jnp.asarray(blocks)), strict=True):
-                self.leaves[index] = value
-
-    @property
-    def cluster_record(self) -> ClusterRecord | None:
-        """The accesses between the blocks of clusters; None outside checked mode and where clusters are single blocks."""
-        return ClusterRecord(*(self.leaves[index] for index in self._cluster_record)) if self._cluster_record else None
-
-    def _replace_cluster_record(self, record: ClusterRecord) -> None:
-        for index, value in zip(self._cluster_record, record, strict=True):
-            self.leaves[index] = value
-
-    def order_clusters(self, blocks: np.ndarray) -> None:
-        """Order the accesses between the blocks of the clusters of `blocks`, bool[blocks], as `barrier.cluster` does. Checked mode only."""
-        record = self.cluster_record
-        if record is not None:
-            self._replace_cluster_record(_clear_clusters(record, jnp.asarray(blocks)))
-
-    def note_exited_blocks(self, blocks: np.ndarray) -> None:
-        """Note the blocks, bool[blocks], of which all threads have exited. Checked mode only."""
-        record = self.cluster_record
-        if record is not None:
-            self._replace_cluster_record(record._replace(exited=jnp.asarray(blocks)))
 
     @property
     def tensor_memory(self) -> TensorMemory | None:

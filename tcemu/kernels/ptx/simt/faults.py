@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.base.errors import UndefinedBehaviour
-
 HAS_ADDRESS = 1 << 31  # bit of a code: the fault has an address
 STATEMENT_SHIFT = 32  # first bit of the statement's number in a code
 
@@ -146,9 +144,3 @@ for _space in ("global", "shared", "shared::cluster", "local", "const", "param",
             f"alignment.{_named}": Message(f"{{0}} bytes of {_named} memory must lie at a multiple of {{1}}", Misaligned, _space),
         }
     )
-register_messages(
-    uninitialised=Message("{0} bytes of shared memory are read that nothing has written", UndefinedBehaviour, "shared"),
-    race_write=Message("thread {0} wrote another value there since the last barrier", UndefinedBehaviour, "shared"),
-    race_read=Message("thread {0} wrote there since the last barrier", UndefinedBehaviour, "shared"),
-    race_overwrite=Message("thread {0} read there since the last barrier", UndefinedBehaviour, "shared"),
-)

@@ -6,14 +6,12 @@ Source: PTX ISA 9.7.9.15 to 9.7.9.21, 9.7.13.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tcemu.engine.isa.statement_table import require_form
-from tcemu.kernels.ptx.instruction_interface import Context, Operation, Prepare, Step
+from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Operation, Prepare, Step
 from tcemu.kernels.ptx.operand_classes import check_operand_lists
-from tcemu.kernels.ptx.simt import shared_memory_checks as checks
 from tcemu.kernels.ptx.simt.device_memory import (
     CONST_ROOM,
     FIRST_ROOM,
@@ -25,24 +23,17 @@ from tcemu.kernels.ptx.simt.device_memory import (
     replace_rank,
     room_start,
 )
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.text.module import Statement
 
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
-
-def _no_effect(*operands: str, orders: bool = False) -> Prepare:
-    """Return the preparer of an instruction that changes nothing.
-
-    Args:
-        *operands: The operand lists that it may have, as classes of `tcemu.kernels.ptx.operand_classes`.
-        orders: It orders accesses of its threads.
-    """
+def _no_effect(operands: str, step: Step = NO_EFFECT) -> Prepare:
+    """Return the preparer of an instruction that changes nothing. operands: as classes of `tcemu.kernels.ptx.operand_classes`."""
 
     def prepare(statement: Statement, context: Context) -> Step:
         require_form(statement.opcode)
-        check_operand_lists(statement, context, *operands)
-        return Step(checks.order_blocks if orders else lambda machine: machine)
+        check_operand_lists(statement, context, operands)
+        return step
 
     return prepare
 
@@ -52,13 +43,7 @@ def prepare_fence(statement: Statement, context: Context) -> Step:
     form = require_form(statement.opcode)
     sized = "tensormap::generic" in form.qualifiers and "acquire" in form.qualifiers
     check_operand_lists(statement, context, "[] #" if sized else "")
-    return Step(checks.order_blocks)
-
-
-def prepare_warp_sync(statement: Statement, context: Context) -> Step:
-    """Prepare a `bar.warp.sync`: the lanes of a warp synchronise."""
-    check_operand_lists(statement, context, "u32")
-    return Step(checks.order_warps, collective=True)
+    return NO_EFFECT
 
 
 # ---- generic addresses
@@ -150,7 +135,7 @@ def _rank_operation(kind: str) -> Operation:
 GET_RANK = {kind: _rank_operation(kind) for kind in ("u32", "u64")}
 
 PREPARE: dict[str, Prepare] = {
-    "membar": _no_effect("", orders=True),
+    "membar": _no_effect(""),
     "fence": prepare_fence,
     "nanosleep": _no_effect("u32"),
     "prefetch": _no_effect("[]"),
@@ -159,7 +144,7 @@ PREPARE: dict[str, Prepare] = {
     "discard": _no_effect("[] #"),
     "pmevent": _no_effect("#"),
     "brkpt": _no_effect(""),
-    "bar": prepare_warp_sync,
+    "bar": _no_effect("u32", NO_EFFECT._replace(collective=True)),  # bar.warp.sync
     "cvta": prepare_cvta,
     "isspacep": prepare_isspacep,
     "mapa": prepare_mapa,

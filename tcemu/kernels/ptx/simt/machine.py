@@ -13,8 +13,7 @@ from jax import Array
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.families import LANES
-from tcemu.kernels.ptx.simt import cluster_checks, device_memory, faults
-from tcemu.kernels.ptx.simt import shared_memory_checks as checks
+from tcemu.kernels.ptx.simt import device_memory, faults
 from tcemu.kernels.ptx.simt.device_memory import LOCAL_ROOM, PARAM_ROOM, SHARED_OFFSET_MASK, SHARED_ROOM, Rooms, extract_rank, room_start
 from tcemu.kernels.ptx.simt.special_registers import DIMENSIONS, SPECIAL_VALUES
 from tcemu.kernels.ptx.text.module import Address, Float, Integer, Negated, Operand, Register, Sink
@@ -138,9 +137,6 @@ class Machine:
         for room, index, mask in parts:
             for i, word in enumerate(device_memory.gather_words(self.words(room), index, len(words))):
                 words[i] = jnp.where(mask, word, words[i])
-            if room == "shared":
-                machine = checks.check_read(machine, index, address, size, mask)
-                machine = checks.check_pending(machine, index, address, size, mask)
         per_word = max(32 // bits, 1)
         values = []
         for i in range(count):
@@ -167,9 +163,6 @@ class Machine:
                     index = start + ((first + np.int32(i * bits // 8)) >> 2)
                     flat = device_memory.scatter_element(flat, index, address + np.uint64(i * bits // 8), value, mask, bits)
             machine = machine.with_words(room, flat)
-            if room == "shared":
-                machine = checks.check_write(machine, self.shared, start, address, size, mask)
-                machine = checks.check_collision(machine, checks.split_bytes(values, bits), start, address, size, mask)
         return machine
 
     def split_access(
@@ -182,10 +175,8 @@ class Machine:
             recorded.
         """
         machine, good = self._check_access(space, address, size, alignment or size)
-        if self.cluster_size > 1 and not space.startswith(("global", "const", "local", "param")):
-            machine = machine._check_owner(space, address, size, good)
         spaces = self._touched_spaces(space, address)
-        return [(room, self._locate_words(room, address, size).first_word, mask & good) for room, mask in spaces], machine
+        return [(room, self.locate_words(room, address, size).first_word, mask & good) for room, mask in spaces], machine
 
     def words(self, space: str) -> Array:
         """Return the words of "global", "shared", "local" or "param", flat."""
@@ -205,16 +196,7 @@ class Machine:
     def locate(self, space: str, address: Array, size: int) -> tuple[device_memory.WordLocations, Array, Machine]:
         """Locate `size` bytes at each address in `words(space)`; return also who may touch them and the machine with faults."""
         machine, good = self._check_access(space, address, size, size)
-        places = self._locate_words(space, address, size)
-        if self.cluster_size > 1 and space.startswith("shared"):
-            machine = machine._check_owner(space, address, size, good)
-        return places, good, machine
-
-    def _check_owner(self, space: str, address: Array, size: int, good: Array) -> Machine:
-        """Record accesses to blocks that have exited, and .shared::cta accesses to other blocks. Checked mode only."""
-        if not space:
-            good &= address >> np.uint64(device_memory.ROOM_BITS) == np.uint64(SHARED_ROOM)
-        return cluster_checks.check_owner(self, space, self.locate_shared(address, size).first_word, address, good)
+        return self.locate_words(space, address, size), good, machine
 
     def _touched_spaces(self, space: str, address: Array) -> list[tuple[str, Array]]:
         """Return the spaces that an access may touch, and the mask of the threads that touch each."""
@@ -227,7 +209,7 @@ class Machine:
         found = [(name, room == np.uint64(number)) for name, number, words in memories if words.size]
         return [("global", room >= np.uint64(device_memory.CONST_ROOM)), *found]
 
-    def _locate_words(self, space: str, address: Array, size: int) -> device_memory.WordLocations:
+    def locate_words(self, space: str, address: Array, size: int) -> device_memory.WordLocations:
         """Locate `size` bytes in the words of a space, at addresses of the space or generic ones."""
         if space in ("global", "const"):
             return device_memory.locate_in_rooms(self.rooms, address, size)
@@ -262,7 +244,7 @@ class Machine:
         named = space or "generic"
         inside = self._broadcast(np.bool_(False))
         for room, mask in self._touched_spaces(space, address):
-            inside |= mask & self._locate_words(room, address, size).good
+            inside |= mask & self.locate_words(room, address, size).good
         aligned = (address & np.uint64(alignment - 1)) == 0
         good = self.active & inside & aligned
         if alignment == 1:

@@ -8,7 +8,7 @@ operations does not depend on it, the result of floating-point ones may.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,14 +19,10 @@ from tcemu.engine.isa.statement_table import require_form
 from tcemu.kernels.ptx.instruction_interface import Context, Operation, Prepare, Step
 from tcemu.kernels.ptx.operand_classes import check_operand_lists
 from tcemu.kernels.ptx.scalar import scalar_table as scalars
-from tcemu.kernels.ptx.simt import cluster_checks as clusters
 from tcemu.kernels.ptx.simt import device_memory
-from tcemu.kernels.ptx.simt import shared_memory_checks as checks
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.text.module import Address, Operand, Sink, Statement, Vector
 from tcemu.kernels.ptx.text.ptx_types import KINDS
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 # ---- loads and stores
 
@@ -68,12 +64,10 @@ def plain_space(space: str | None) -> str:
 
 def prepare_load(statement: Statement, context: Context) -> Step:
     """Prepare an `ld` or `ldu`."""
-    access, strong = parse_access(statement, context), bool(STRONG & set(statement.qualifiers))
+    access = parse_access(statement, context)
 
     def apply(machine: Machine) -> Machine:
-        machine = checks.order_blocks(machine) if strong else machine
         values, machine = machine.load(access.space, machine.address(access.address), access.kind, access.elements)
-        machine = clusters.order_cluster(checks.order_blocks(machine)) if strong else machine
         for register, value in zip(access.registers, values, strict=True):
             machine = machine.write(register, access.kind, value)
         return machine
@@ -83,13 +77,11 @@ def prepare_load(statement: Statement, context: Context) -> Step:
 
 def prepare_store(statement: Statement, context: Context) -> Step:
     """Prepare an `st`."""
-    access, strong = parse_access(statement, context), bool(STRONG & set(statement.qualifiers))
+    access = parse_access(statement, context)
 
     def apply(machine: Machine) -> Machine:
         values = tuple(machine.read(register, access.kind) for register in access.registers)
-        machine = checks.order_blocks(machine) if strong else machine
-        machine = machine.store(access.space, machine.address(access.address), access.kind, values)
-        return checks.order_blocks(machine) if strong else machine
+        return machine.store(access.space, machine.address(access.address), access.kind, values)
 
     return Step(apply)
 
@@ -227,12 +219,10 @@ def _execute_wide_atomic(statement: Statement, context: Context) -> Callable[[Ma
         for room, word_index, mask in parts:
             words, old = _apply_wide_atomic(machine.words(room), word_index, given, other if compares else None, mask)
             machine = machine.with_words(room, words)
-            if room == "shared":
-                machine = checks.order_blocks(checks.mark_written(machine, word_index, start, 16, mask))
             found = [jnp.where(mask, new, before) for new, before in zip(old, found, strict=True)]
         for half, old in zip(destination.elements if isinstance(destination, Vector) else (), found, strict=False):
             machine = machine.write(half, "b64", old)
-        return clusters.order_cluster(machine)
+        return machine
 
     return apply
 
@@ -284,11 +274,9 @@ def execute_atomic(atomic: Atomic) -> Callable[[Machine], Machine]:
                 requests = AtomicRequests(word_index, address, b, jnp.broadcast_to(c, b.shape), mask)
                 words, old = apply_atomic(atomic, machine.words(room), requests)
                 machine = machine.with_words(room, words)
-                if room == "shared":
-                    machine = checks.order_blocks(checks.mark_written(machine, word_index, address, size, mask))
                 found = jnp.where(mask, old, found)
             machine = machine.write(destination, atomic.kind, found)
-        return clusters.order_cluster(machine)
+        return machine
 
     return apply
 

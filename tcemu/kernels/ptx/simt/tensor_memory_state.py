@@ -8,7 +8,7 @@ unspecified.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,7 @@ from jax import Array
 
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.tensor_memory import LANES
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
+from tcemu.kernels.ptx.simt.machine import Machine
 
 TENSOR_MEMORY_KEY = "tensor_memory"  # of the state in `Machine.extra`
 PIECE = 32  # columns

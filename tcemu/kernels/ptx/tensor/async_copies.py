@@ -1,7 +1,10 @@
-"""Asynchronous copies between global and shared memory: `cp.async` and `cp.async.bulk`. Those of tensors are in `tensor_copies`.
+"""Asynchronous copies and reductions between global and shared memory: `cp.async`, `cp.async.bulk` and `cp.reduce.async.bulk`.
 
-A copy is made when it is issued, which is one of the outcomes that the manual allows. So the instructions that wait have no effect except
-in checked mode, see `tcemu.kernels.ptx.simt.shared_memory_checks`.
+Those of tensors are in `tensor_copies`. Each element of a reduction is one atomic operation; those of several blocks that meet at an
+element are applied in the order of the blocks, which is one of the orders that the manual allows.
+
+A copy is made when it is issued, which is one of the outcomes that the manual allows. So the instructions that wait have no effect; checked
+mode follows them on the host, see `tcemu.kernels.ptx.hazards`.
 
 A single thread issues a bulk copy. The issuing threads of a block follow one another, one thread of every block at a time, and `COPY_LANES`
 lanes per block move units of `UNIT_BYTES` bytes. Source: PTX ISA 9.7.9.25.
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,53 +24,49 @@ from jax import Array, lax
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.statement_table import Choices
-from tcemu.kernels.ptx.instruction_interface import Context, Step
-from tcemu.kernels.ptx.simt import shared_memory_checks as pending
-from tcemu.kernels.ptx.simt.device_memory import gather_words, locate_in_rooms, replace_rank, scatter_runs
+from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Step
+from tcemu.kernels.ptx.simt.device_memory import gather_words, replace_rank, scatter_runs
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
-from tcemu.kernels.ptx.tensor.mbarriers import Arrivals, BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
+from tcemu.kernels.ptx.simt.machine import Machine
+from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
+from tcemu.kernels.ptx.tensor.mbarriers import BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_fault
 from tcemu.kernels.ptx.text.module import Address, Negated, Operand, Register, Statement
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
+from tcemu.kernels.ptx.text.ptx_types import KINDS
 
 UNIT_BYTES = 16  # bytes that a lane moves at a time
 UNIT_WORDS = UNIT_BYTES // 4
 COPY_LANES = 512  # lanes per block that move the units of a copy
-COPY_SECTION, BULK_SECTION = "PTX ISA 9.7.9.25.3", "PTX ISA 9.7.9.25.4"
+COPY_SECTION = "PTX ISA 9.7.9.25.3"
 COPY_FORM = InstructionForm("cp.async", ("[] [] #{hint}", "[] [] # u32{hint}", "[] [] # pred{hint}"))
 ARRIVE_FORM = InstructionForm("cp.async.mbarrier.arrive", ("[]",))
 COMMIT_FORM = InstructionForm("cp.async.commit_group", ("",))
 WAIT_ALL_FORM = InstructionForm("cp.async.wait_all", ("",))
 WAIT_FORM = InstructionForm("cp.async.wait_group", ("#",))
 BULK_FORM = InstructionForm("cp.async.bulk", ("[] [] u32{barrier}{multicast}{hint}{mask}",))
+REDUCTION_FORM = InstructionForm("cp.reduce.async.bulk", ("[] [] u32{barrier}{hint}",))
 BULK_COMMIT_FORM = InstructionForm("cp.async.bulk.commit_group", ("",))
 BULK_WAIT_FORM = InstructionForm("cp.async.bulk.wait_group", ("#",))
 PREFETCH_FORM = InstructionForm("cp.async.bulk.prefetch", ("[] u32{hint}",))
-EMPTY_FORMS = (BULK_COMMIT_FORM, PREFETCH_FORM)
-COPY_FORMS = (COPY_FORM, ARRIVE_FORM, COMMIT_FORM, WAIT_FORM, WAIT_ALL_FORM, BULK_FORM, BULK_WAIT_FORM, *EMPTY_FORMS)
+EMPTY_FORMS = (COMMIT_FORM, WAIT_ALL_FORM, BULK_COMMIT_FORM, PREFETCH_FORM)
+COPY_FORMS = (COPY_FORM, ARRIVE_FORM, WAIT_FORM, BULK_FORM, REDUCTION_FORM, BULK_WAIT_FORM, *EMPTY_FORMS)
 COPY_SIZES = {"ca": (4, 8, 16), "cg": (16,)}  # sizes of a cp.async in bytes
 
 
 def prepare_copy(statement: Statement, context: Context) -> Step:
-    """Prepare every `cp.async` but those of tensors."""
+    """Prepare every `cp.async` and `cp.reduce.async.bulk` but those of tensors."""
     form, choices = match_form(statement, context, COPY_FORMS)
     if form in (WAIT_FORM, BULK_WAIT_FORM):
         groups = constant_operand(statement.operands[0], "the number of groups that may stay pending", form.section)
         if groups < 0:
             raise Unsupported(f"the number of groups that may stay pending must be 0 or more. {form.section}")
-        return Step(lambda machine: pending.wait_group(machine, groups) if form is WAIT_FORM else machine)
-    if form is WAIT_ALL_FORM:
-        return Step(lambda machine: pending.wait_group(machine, None))
-    if form is COMMIT_FORM:
-        return Step(pending.commit_group)
+        return NO_EFFECT
     if form in EMPTY_FORMS:
-        return Step(lambda machine: machine)
+        return NO_EFFECT
     if form is ARRIVE_FORM:
         return _prepare_arrival(statement, arrive if choices["noinc"] else arrive_after_copies, context.checked)
-    if form is BULK_FORM:
-        return _prepare_bulk(statement, choices, context)
+    if form in (BULK_FORM, REDUCTION_FORM):
+        return _prepare_bulk(statement, choices, context, form.section)
     return _prepare_small(statement, choices, context)
 
 
@@ -82,9 +81,7 @@ def _prepare_arrival(statement: Statement, update: BarrierUpdate, checked: bool)
     address = _require_address(statement.operands[0])
 
     def execute(machine: Machine) -> Machine:
-        machine = pending.wait_group(machine, None)
-        arrivals = Arrivals(machine.address(address), jnp.ones(machine.active.shape, jnp.int64))
-        return update_barriers(machine, statement, update, arrivals, checked)[1]
+        return update_barriers(machine, update, machine.address(address), jnp.ones(machine.active.shape, jnp.int64), checked)[1]
 
     return Step(execute)
 
@@ -106,11 +103,7 @@ def _prepare_small(statement: Statement, choices: Choices, context: Context) -> 
     def execute(machine: Machine) -> Machine:
         count = _bytes_read(machine, limit, ignores, size)
         values, machine = _read_words(machine, machine.address(source), count, size, partial=limit is not None and not ignores)
-        machine = machine.store("shared", machine.address(target), "b32", values)
-        if pending.COPY_KEY not in machine.extra:
-            return machine
-        places, valid, machine = machine.locate("shared", machine.address(target), size)
-        return replace(pending.record_copies(machine.restrict_active(valid), places.first_word, size // 4), active=machine.active)
+        return machine.store("shared", machine.address(target), "b32", values)
 
     return Step(execute)
 
@@ -246,14 +239,7 @@ def each_destination(machine: Machine, mask: Array | None) -> Iterator[tuple[Arr
 
 def unit_words(machine: Machine, space: str, address: Array) -> tuple[Array, Array]:
     """Return the words of a space, and the indices of the words at addresses uint64[blocks, lanes]."""
-    if space == "global":
-        return machine.words(space), locate_in_rooms(machine.rooms, address, UNIT_BYTES).first_word
-    return machine.words(space), shared_word_indices(machine, address)
-
-
-def shared_word_indices(machine: Machine, address: Array) -> Array:
-    """Return the indices, in the shared memory of all blocks, of the words at addresses uint64[blocks, lanes]."""
-    return machine.locate_shared(address, UNIT_BYTES).first_word
+    return machine.words(space), machine.locate_words(space, address, UNIT_BYTES).first_word
 
 
 def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> tuple[Array, Machine]:
@@ -268,53 +254,56 @@ def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit
     return first_valid & last_valid, machine
 
 
-def _prepare_bulk(statement: Statement, choices: Choices, context: Context) -> Step:
-    """Prepare `cp.async.bulk` between global and shared memory, or between the shared memory of blocks of a cluster."""
-    to_global = choices["to"] == "global"
+def _prepare_bulk(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
+    """Prepare the copy of a run of bytes between global and shared memory or the shared memory of blocks of a cluster, or its reduction."""
     target, source = (_require_address(operand) for operand in statement.operands[:2])
-    barrier = None if to_global else _require_address(statement.operands[3])
-    mask = statement.operands[4] if choices["multicast"] else None
+    barrier = None if choices["to"] == "global" else _require_address(statement.operands[3])
+    mask = statement.operands[4] if choices.get("multicast") else None
     from_space, to_space = ("global" if choices[name] == "global" else "shared::cluster" for name in ("from", "to"))
-    bad_size = Message(f"the size must be a multiple of {UNIT_BYTES} bytes. {BULK_SECTION}", Misaligned)
+    bad_size = Message(f"the size must be a multiple of {UNIT_BYTES} bytes. {section}", Misaligned)
+    move: Callable[[Machine, CopyValues], Machine] = partial(_copy_ranges, spaces=(from_space, to_space))
+    if "operation" in choices:
+        atomic = element_atomic(choices["to"] or "", choices["operation"] or "", choices["type"] or "", context)
+        move = partial(_reduce_ranges, atomic=atomic, space=to_space)
 
     def execute(machine: Machine) -> Machine:
         active = machine.active
         size = machine.read(statement.operands[2], "u32").astype(jnp.int64)
-        machine = note_fault(machine, size % UNIT_BYTES != 0, bad_size, statement)
+        machine = note_fault(machine, size % UNIT_BYTES != 0, bad_size)
         machine = replace(machine, active=active & (size % UNIT_BYTES == 0) & (size > 0))
         values = {"units": size // UNIT_BYTES}
         for name, space, address in (("source", from_space, source), ("target", to_space, target)):
             values[name] = machine.address(address)
             valid, machine = check_ranges(machine, space, values[name], size)
             machine = replace(machine, active=valid)
-        if choices["mask"]:
+        if choices.get("mask"):
             values["bytes"] = machine.read(statement.operands[-1], "b16").astype(jnp.uint32)
         if mask is not None:
-            values["mask"], machine = read_multicast_mask(machine, statement, mask, BULK_SECTION)
-        machine = issue_copies(machine, values, partial(_copy_ranges, spaces=(from_space, to_space)))
+            values["mask"], machine = read_multicast_mask(machine, mask, section)
+        machine = issue_copies(machine, values, move)
         if barrier is not None:
-            machine = complete_copies(machine, statement, machine.address(barrier), size, values.get("mask"), context.checked)
+            machine = complete_copies(machine, machine.address(barrier), size, values.get("mask"), context.checked)
         return replace(machine, active=active)
 
     return Step(execute)
 
 
-def read_multicast_mask(machine: Machine, statement: Statement, operand: Operand, section: str) -> tuple[Array, Machine]:
+def read_multicast_mask(machine: Machine, operand: Operand, section: str) -> tuple[Array, Machine]:
     """Read the masks of multicast copies, uint32[blocks, threads]. A bit of a rank that the cluster does not have is a fault."""
     mask = machine.read(operand, "b16").astype(jnp.uint32)
     beyond = mask >> np.uint32(machine.cluster_size) != 0
     message = f"the multicast mask names a block that the cluster does not have. {section}"
-    machine = note_fault(machine, beyond, Message(message, OutOfBounds), statement)
+    machine = note_fault(machine, beyond, Message(message, OutOfBounds))
     return mask, machine.restrict_active(~beyond)
 
 
-def complete_copies(machine: Machine, statement: Statement, barrier: Array, size: Array, mask: Array | None, checked: bool) -> Machine:
+def complete_copies(machine: Machine, barrier: Array, size: Array, mask: Array | None, checked: bool) -> Machine:
     """Complete the bytes of copies at their barrier; those of a multicast copy at the barrier of the same offset in each destination."""
     active = machine.active
     for rank, goes in each_destination(machine, mask):
         address = barrier if rank is None else replace_rank(barrier, rank)
         machine = machine if goes is None else replace(machine, active=active & goes)
-        machine = update_barriers(machine, statement, complete_bytes, Arrivals(address, size), checked)[1]
+        machine = update_barriers(machine, complete_bytes, address, size, checked)[1]
     return replace(machine, active=active)
 
 
@@ -335,3 +324,31 @@ def _copy_ranges(machine: Machine, copy: CopyValues, *, spaces: tuple[str, str])
         return machine
 
     return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), copy_range)
+
+
+def _reduce_ranges(machine: Machine, copy: CopyValues, *, atomic: Atomic, space: str) -> Machine:
+    """Make one reduction for each block that has one."""
+    bits = KINDS[atomic.kind].bits
+
+    def reduce_units(machine: Machine, unit: Array, present: Array) -> Machine:
+        offset = unit.astype(jnp.uint64) * np.uint64(UNIT_BYTES)
+        source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
+        words = load_units(machine, "shared", source)
+        for i in range(8 * UNIT_BYTES // bits):
+            value = _extract_element(words, i, bits)
+            address = target + np.uint64(i * bits // 8)
+            index = machine.locate_words(space, address, bits // 8).first_word
+            requests = AtomicRequests(index, address, value, jnp.zeros_like(value), present)
+            machine = machine.with_words(space, apply_atomic(atomic, machine.words(space), requests)[0])
+        return machine
+
+    return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), reduce_units)
+
+
+def _extract_element(words: list[Array], i: int, bits: int) -> Array:
+    """Return element i of a unit's four words."""
+    if bits == 64:
+        return words[2 * i].astype(jnp.uint64) | words[2 * i + 1].astype(jnp.uint64) << np.uint64(32)
+    if bits == 32:
+        return words[i]
+    return words[i // 2] >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)

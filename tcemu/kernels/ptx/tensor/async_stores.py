@@ -7,24 +7,20 @@ Source: PTX ISA 9.7.9.12, 9.7.9.13, 9.7.13.8.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import Unsupported
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
-from tcemu.kernels.ptx.simt import shared_memory_checks as checks
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import element_atomic, execute_atomic, prepare_atomic, prepare_store
 from tcemu.kernels.ptx.tensor.async_copies import check_ranges
-from tcemu.kernels.ptx.tensor.mbarriers import Arrivals, complete_bytes, update_barriers
+from tcemu.kernels.ptx.tensor.mbarriers import complete_bytes, update_barriers
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, vector_elements
 from tcemu.kernels.ptx.text.module import Address, Integer, Statement
 from tcemu.kernels.ptx.text.ptx_types import KINDS
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 BULK_SECTION = "PTX ISA 9.7.9.13"
 MMIO = {"mmio": "stores to another device's memory signal nothing that a kernel sees"}
@@ -59,15 +55,15 @@ def _prepare_async_store(statement: Statement, context: Context) -> Step:
         space = choices["space"] or ""
         values = tuple(machine.read(register, kind) for register in registers)
         machine = machine.store(space, machine.address(address), kind, values)
-        return _complete_store(machine, statement, barrier, size, context.checked)
+        return _complete_store(machine, barrier, size, context.checked)
 
     return Step(execute)
 
 
-def _complete_store(machine: Machine, statement: Statement, barrier: Address, size: int, checked: bool) -> Machine:
+def _complete_store(machine: Machine, barrier: Address, size: int, checked: bool) -> Machine:
     """Complete the bytes of each thread's store at its mbarrier."""
-    arrivals = Arrivals(machine.address(barrier), jnp.full(machine.active.shape, size, jnp.int64))
-    return update_barriers(machine, statement, complete_bytes, arrivals, checked)[1]
+    amount = jnp.full(machine.active.shape, size, jnp.int64)
+    return update_barriers(machine, complete_bytes, machine.address(barrier), amount, checked)[1]
 
 
 def _prepare_async_reduction(statement: Statement, context: Context) -> Step:
@@ -78,7 +74,7 @@ def _prepare_async_reduction(statement: Statement, context: Context) -> Step:
     assert isinstance(address, Address) and isinstance(barrier, Address)
     atomic = element_atomic(choices["space"] or "", operation, kind, context)._replace(address=address, b=(value,))
     reduction = execute_atomic(atomic)
-    return Step(lambda machine: _complete_store(reduction(machine), statement, barrier, KINDS[kind].bits // 8, context.checked))
+    return Step(lambda machine: _complete_store(reduction(machine), barrier, KINDS[kind].bits // 8, context.checked))
 
 
 def _prepare_bulk_store(statement: Statement, context: Context) -> Step:
@@ -92,7 +88,7 @@ def _prepare_bulk_store(statement: Statement, context: Context) -> Step:
     def execute(machine: Machine) -> Machine:
         active, start, count = machine.active, machine.address(address), machine.read(size, "b64")
         aligned = (start | count) % BULK_UNIT == 0
-        machine = note_fault(machine, ~aligned, misaligned, statement, start).restrict_active(aligned & (count > 0))
+        machine = note_fault(machine, ~aligned, misaligned, start).restrict_active(aligned & (count > 0))
         valid, machine = check_ranges(machine, "shared", start, count.astype(jnp.int64), BULK_UNIT)
         machine = machine.restrict_active(valid)
         places = machine.locate_shared(start, BULK_UNIT)
@@ -101,8 +97,7 @@ def _prepare_bulk_store(statement: Statement, context: Context) -> Step:
         last = first + (count // 4).astype(jnp.int32)
         edges = jnp.zeros(words.shape[0] + 1, jnp.int32).at[first].add(1, mode="drop").at[last].add(-1, mode="drop")
         zeroed = jnp.cumsum(edges)[:-1] > 0
-        machine = machine.with_words("shared", jnp.where(zeroed, np.uint32(0), words))
-        return replace(checks.mark_words_written(machine, zeroed), active=active)
+        return replace(machine.with_words("shared", jnp.where(zeroed, np.uint32(0), words)), active=active)
 
     return Step(execute)
 

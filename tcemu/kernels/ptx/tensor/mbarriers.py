@@ -8,7 +8,7 @@ PTX ISA 9.7.13.15.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +16,10 @@ from jax import Array, lax
 
 from tcemu.engine.isa.statement_table import Choices
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
-from tcemu.kernels.ptx.simt import cluster_checks as clusters
-from tcemu.kernels.ptx.simt import shared_memory_checks as checks
 from tcemu.kernels.ptx.simt.device_memory import extract_element, gather_words, scatter_element
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, note_undefined
 from tcemu.kernels.ptx.text.module import Address, Operand, Sink, Statement
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 MBARRIER_SECTION = "PTX ISA 9.7.13.15"
 COUNT_BITS = 20  # bits of a count of arrivals; the manual allows 1 to 2^20 - 1 arrivals and -(2^20 - 1) to 2^20 - 1 bytes
@@ -124,30 +120,21 @@ def arrive_after_copies(barrier: MBarrier, count: Array) -> MBarrier:
 BarrierUpdate = Callable[[MBarrier, Array], MBarrier]
 
 
-class Arrivals(NamedTuple):
-    """The operands of the active threads in an update."""
-
-    address: Array  # addresses of barriers, in shared memory or generic, uint64[blocks, threads]
-    amount: Array  # arrivals or bytes, int64[blocks, threads]
-
-
-def update_barriers(
-    machine: Machine, statement: Statement, update: BarrierUpdate, arrivals: Arrivals, checked: bool
-) -> tuple[Array, Machine]:
+def update_barriers(machine: Machine, update: BarrierUpdate, address: Array, amount: Array, checked: bool) -> tuple[Array, Machine]:
     """Update barriers, one thread of each cluster after the other.
 
     Args:
         machine: The machine.
-        statement: The statement that updates them.
         update: The function of the fields and the count.
-        arrivals: The operands of the threads.
+        address: Addresses of barriers, in shared memory or generic, uint64[blocks, threads].
+        amount: Arrivals or bytes, int64[blocks, threads].
         checked: Note undefined behaviour as a fault.
 
     Returns:
         The barriers as each thread found them, uint64[blocks, threads], and the machine.
     """
-    places, valid, machine = machine.locate("shared::cluster", arrivals.address, BARRIER_BYTES)
-    valid_threads, first_word, amount = (machine.clusters(x) for x in (valid, places.first_word, arrivals.amount))
+    places, valid, machine = machine.locate("shared::cluster", address, BARRIER_BYTES)
+    valid_threads, first_word, amounts = (machine.clusters(x) for x in (valid, places.first_word, amount))
     before = machine.clusters(_load_barriers(machine, places.first_word))
     count = valid_threads.shape[1]
     threads = jnp.arange(count)[None]
@@ -158,20 +145,15 @@ def update_barriers(
         current = threads == thread  # no thread, if none of the cluster remains
         select = lambda values: jnp.where(current, values, 0).sum(axis=1, keepdims=True, dtype=values.dtype)
         word = select(words)
-        updated = encode_barrier(update(decode_barrier(word), select(amount)))
+        updated = encode_barrier(update(decode_barrier(word), select(amounts)))
         same = (first_word == select(first_word)) & (thread < count)
         return remaining & ~current, jnp.where(same, updated, words), jnp.where(current, word, found)
 
     _, after, found = lax.while_loop(lambda state: state[0].any(), update_one, (valid_threads, before, before))
     after, found = (x.reshape(valid.shape) for x in (after, found))
     if checked:
-        machine = _check_update(machine, statement, update, found, arrivals, valid)
-    if update is initialise:
-        machine = clusters.record_initialisation(machine, places.first_word, BARRIER_BYTES, valid)
-    else:
-        machine = clusters.check_barrier(machine, places.first_word, arrivals.address, BARRIER_BYTES, valid)
-    machine = checks.order_blocks(machine)  # arrivals order the accesses of their threads
-    words = scatter_element(machine.words("shared"), places.first_word, arrivals.address, after, valid, 64)
+        machine = _check_update(machine, update, found, address, amount, valid)
+    words = scatter_element(machine.words("shared"), places.first_word, address, after, valid, 64)
     return found, machine.with_words("shared", words)
 
 
@@ -180,25 +162,24 @@ def _load_barriers(machine: Machine, first_word: Array) -> Array:
     return extract_element(gather_words(machine.words("shared"), first_word, 2), first_word, 64)
 
 
-def _check_update(machine: Machine, statement: Statement, update: BarrierUpdate, found: Array, arrivals: Arrivals, valid: Array) -> Machine:
+def _check_update(machine: Machine, update: BarrierUpdate, found: Array, address: Array, count: Array, valid: Array) -> Machine:
     """Note as faults what PTX leaves undefined in an update of the barriers `found`."""
-    address, count = arrivals.address, arrivals.amount
     if update is initialise:
         illegal = (count < 1) | (count > int(COUNT_MASK))
         message = f"the count must be 1 to {int(COUNT_MASK)}. {MBARRIER_SECTION}"
-        return note_undefined(machine, valid & illegal, message, statement, address)
+        return note_undefined(machine, valid & illegal, message, address)
     barrier = decode_barrier(found)
     message = f"the barrier is used before mbarrier.init or after mbarrier.inval. {MBARRIER_SECTION}"
-    machine = note_undefined(machine, valid & ~barrier.valid, message, statement, address)
+    machine = note_undefined(machine, valid & ~barrier.valid, message, address)
     if update is invalidate:
         return machine
     too_many = jnp.abs(update(barrier, count).pending_bytes) > int(COUNT_MASK)
     message = f"more than {int(COUNT_MASK)} bytes are pending. {MBARRIER_SECTION}"
-    machine = note_undefined(machine, valid & too_many, message, statement, address)
+    machine = note_undefined(machine, valid & too_many, message, address)
     if update not in (arrive, arrive_and_drop):
         return machine
     message = f"there are more arrivals than the phase still expects. {MBARRIER_SECTION}"
-    return note_undefined(machine, valid & (count > barrier.pending), message, statement, address)
+    return note_undefined(machine, valid & (count > barrier.pending), message, address)
 
 
 # ---- statements
@@ -245,8 +226,7 @@ def _prepare_update(statement: Statement, update: BarrierUpdate, checked: bool) 
 
     def execute(machine: Machine) -> Machine:
         counts = jnp.ones(machine.active.shape, jnp.int64) if count is None else machine.read(count, "u32").astype(jnp.int64)
-        arrivals = Arrivals(machine.address(address), counts)
-        found, machine = update_barriers(machine, statement, update, arrivals, checked)
+        found, machine = update_barriers(machine, update, machine.address(address), counts, checked)
         return machine if token is None or isinstance(token, Sink) else machine.write(token, "b64", found)
 
     return Step(execute)
@@ -262,9 +242,8 @@ def _prepare_wait(statement: Statement, choices: Choices, checked: bool) -> Step
         barrier = decode_barrier(_load_barriers(machine, places.first_word))
         if checked:
             message = f"the barrier was not initialised by mbarrier.init. {MBARRIER_SECTION}"
-            machine = note_undefined(machine, valid & ~barrier.valid, message, statement, start)
-        complete = barrier.phase != _parity(machine, phase, choices)
-        return clusters.order_cluster(checks.order_blocks(machine), complete).write(done, "pred", complete)
+            machine = note_undefined(machine, valid & ~barrier.valid, message, start)
+        return machine.write(done, "pred", barrier.phase != _parity(machine, phase, choices))
 
     return Step(execute)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -24,10 +24,8 @@ from tcemu.engine.isa.tcgen05 import Tcgen05Mma
 from tcemu.kernels.ptx.instruction_interface import Context
 from tcemu.kernels.ptx.operand_classes import check_operand_lists, check_operands, parse_classes
 from tcemu.kernels.ptx.simt.faults import Message, register_messages
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.text.module import Address, Integer, Operand, Statement, Vector
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 Record = TypeVar("Record", bound=Instruction, covariant=True)
 
@@ -167,15 +165,15 @@ def require_whole_warps(machine: Machine, bound: BoundStatement) -> Machine:
     active = machine.warps(machine.active)
     incomplete = active & ~active.all(-1, keepdims=True)
     message = f"all {LANES} threads of the warp must execute it. PTX ISA {manual_section(bound.op)}"
-    return note_undefined(machine, machine.threads(incomplete), message, bound.statement)
+    return note_undefined(machine, machine.threads(incomplete), message)
 
 
-def note_undefined(machine: Machine, where: Array, text: str, statement: Statement, address: Array | None = None) -> Machine:
+def note_undefined(machine: Machine, where: Array, text: str, address: Array | None = None) -> Machine:
     """Note undefined behaviour as a fault of the threads bool[blocks, threads]."""
-    return note_fault(machine, where, Message(text, UndefinedBehaviour), statement, address)
+    return note_fault(machine, where, Message(text, UndefinedBehaviour), address)
 
 
-def note_fault(machine: Machine, where: Array, message: Message, statement: Statement, address: Array | None = None) -> Machine:
+def note_fault(machine: Machine, where: Array, message: Message, address: Array | None = None) -> Machine:
     """Note a fault of the threads bool[blocks, threads]. The text of the message is also its key."""
     register_messages(**{message.text: message})
     return machine.fault(where, message.text, address)

@@ -312,7 +312,7 @@ class Tcgen05Protocol:
             if of_cluster[row]:
                 self._receive(row, warp, self.cluster_pools[row // self.cluster])
 
-    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
+    def exit(self, threads: np.ndarray, blocks: np.ndarray, statement: LinkedStatement | None) -> None:
         """Threads that exit: `kernel_runner` looks for columns that are not freed."""
 
     def _list_warps(self, threads: np.ndarray) -> list[tuple[int, int]]:

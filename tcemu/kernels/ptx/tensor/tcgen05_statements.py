@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,9 @@ from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_memory_state as memory
 from tcemu.kernels.ptx.simt.device_memory import replace_rank
 from tcemu.kernels.ptx.simt.faults import Message, OutOfBounds
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.async_copies import each_destination, read_multicast_mask
-from tcemu.kernels.ptx.tensor.mbarriers import Arrivals, arrive, update_barriers
+from tcemu.kernels.ptx.tensor.mbarriers import arrive, update_barriers
 from tcemu.kernels.ptx.tensor.statement_forms import (
     BoundStatement,
     bind_operands,
@@ -69,9 +70,6 @@ from tcemu.kernels.ptx.tensor.statement_forms import (
     write_registers,
 )
 from tcemu.kernels.ptx.text.module import Address, Operand, Statement
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 Values = dict[str, Any]  # operands, arrays of the issuing threads by name
 DESCRIPTOR_SECTION = "PTX ISA 9.7.16.4.1"
@@ -107,7 +105,7 @@ def _read_uniform(machine: Machine, bound: BoundStatement, name: str) -> tuple[A
     first = jnp.take_along_axis(values, jnp.argmax(active, axis=-1)[..., None], axis=-1)
     if bound.checked:
         message = Tcgen05Fault.DIFFERENT_VALUES.message(name)
-        machine = note_undefined(machine, machine.threads(active & (values != first)), message, bound.statement)
+        machine = note_undefined(machine, machine.threads(active & (values != first)), message)
     return first[..., 0], machine
 
 
@@ -137,11 +135,11 @@ def _allocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
         state = memory.tensor_memory(machine)
         legal = (count >= memory.PIECE) & (count <= MAX_ALLOCATION) & (count & (count - 1) == 0)
         message = Tcgen05Fault.ILLEGAL_SIZE.message(memory.PIECE, MAX_ALLOCATION)
-        machine = note_undefined(machine, ~legal[:, None], message, bound.statement)
+        machine = note_undefined(machine, ~legal[:, None], message)
         if bound.checked:
-            machine = note_undefined(machine, state.relinquished[:, None], Tcgen05Fault.NO_PERMIT.message(), bound.statement)
+            machine = note_undefined(machine, state.relinquished[:, None], Tcgen05Fault.NO_PERMIT.message())
             larger = (state.last > 0) & (count > state.last)
-            machine = note_undefined(machine, larger[:, None], Tcgen05Fault.LARGER_ALLOCATION.message(), bound.statement)
+            machine = note_undefined(machine, larger[:, None], Tcgen05Fault.LARGER_ALLOCATION.message())
         start = memory.find_room(state.owners, count)
         live &= legal & (start >= 0)
         taken = memory.piece_mask(state.owners, start, count) & live[:, None]
@@ -174,9 +172,9 @@ def _deallocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
                 known = memory.allocated_columns(owners, start)
                 mine = _spread(machine, jnp.arange(addresses.shape[1])[None] == warp)
                 message = Tcgen05Fault.UNKNOWN_ALLOCATION.message()
-                machine = note_undefined(machine, mine & (known == 0)[:, None], message, bound.statement)
+                machine = note_undefined(machine, mine & (known == 0)[:, None], message)
                 message = Tcgen05Fault.OTHER_SIZE.message()
-                machine = note_undefined(machine, mine & ((known > 0) & (known != count))[:, None], message, bound.statement)
+                machine = note_undefined(machine, mine & ((known > 0) & (known != count))[:, None], message)
             freed = memory.piece_mask(state.owners, start, count) & live[:, None]
             owners = jnp.where(freed, memory.FREE, owners)
         return memory.replace_tensor_memory(machine, state._replace(owners=owners))
@@ -216,15 +214,15 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
     beyond |= lane % QUARTER + int(cells.lane.max()) >= QUARTER
     message = Message(f"the cells lie outside the warp's part of tensor memory. PTX ISA {manual_section(op)}", OutOfBounds)
     where = _spread(machine, beyond)
-    machine = note_fault(machine, where, message, bound.statement, _spread(machine, address).astype(jnp.uint64))
+    machine = note_fault(machine, where, message, _spread(machine, address).astype(jnp.uint64))
     if bound.checked:
         quarter = lane // QUARTER
         other = (quarter != jnp.arange(address.shape[1])[None] % 4) & (quarter != 0)
-        machine = note_undefined(machine, _spread(machine, other), Tcgen05Fault.OTHER_QUARTER.message(), bound.statement)
+        machine = note_undefined(machine, _spread(machine, other), Tcgen05Fault.OTHER_QUARTER.message())
     if bound.checked:
         last, first = int(cells.column.max()), int(cells.column.min())
         held = _holds_columns(memory.tensor_memory(machine).owners, column + first, last - first + 1)
-        machine = note_undefined(machine, _spread(machine, ~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message(), bound.statement)
+        machine = note_undefined(machine, _spread(machine, ~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message())
     machine = machine.restrict_active(~where)
     one = lambda address, warp: move_places(op, address, columns, warp, offset)
     warps = jnp.arange(address.shape[1], dtype=jnp.int32)
@@ -277,12 +275,12 @@ def _commit(bound: BoundStatement[Tcgen05Commit]) -> Callable[[Machine], Machine
         barrier, one = machine.address(address), jnp.ones(machine.active.shape, jnp.int64)
         _require_pairs(machine, bound)
         if "cta_mask" in bound.operands:
-            mask, machine = read_multicast_mask(machine, bound.statement, bound.operands["cta_mask"], section)
+            mask, machine = read_multicast_mask(machine, bound.operands["cta_mask"], section)
         named = machine.active
         for rank, goes in each_destination(machine, mask):
             place = barrier if rank is None else replace_rank(barrier, rank)
             machine = replace(machine, active=named if goes is None else named & goes)
-            machine = update_barriers(machine, bound.statement, arrive, Arrivals(place, one), bound.checked)[1]
+            machine = update_barriers(machine, arrive, place, one, bound.checked)[1]
         return replace(machine, active=active)
 
     return execute
@@ -340,7 +338,7 @@ def _issue(machine: Machine, bound: BoundStatement, values: Values, body: Body, 
     _, cells, found = lax.while_loop(lambda loop: loop[0].any(), issue, start)
     machine = memory.replace_tensor_memory(machine, state._replace(cells=cells.reshape(state.cells.shape)))
     for i, message in enumerate(problems):
-        machine = note_fault(machine, found[..., i].reshape(shape), message, bound.statement)
+        machine = note_fault(machine, found[..., i].reshape(shape), message)
     return machine
 
 
@@ -369,9 +367,7 @@ def _check_allocation(machine: Machine, bound: BoundStatement, addresses: Values
     owners = memory.tensor_memory(machine).owners
     for name, count in columns.items():
         column = (addresses[name] & np.uint32(0xFFFF)).astype(jnp.int32)
-        machine = note_undefined(
-            machine, ~_holds_columns(owners, column, count), Tcgen05Fault.UNALLOCATED_COLUMNS.message(), bound.statement
-        )
+        machine = note_undefined(machine, ~_holds_columns(owners, column, count), Tcgen05Fault.UNALLOCATED_COLUMNS.message())
     return machine
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +21,12 @@ from jax import Array, lax
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.isa.statement_table import Choices
 from tcemu.engine.layouts.shared_memory import SWIZZLE_SHIFT
-from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_maps as maps
 from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, gather_words, locate_in_rooms, replace_rank, scatter_words
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
-from tcemu.kernels.ptx.tensor import bulk_reductions as reductions
 from tcemu.kernels.ptx.tensor.async_copies import (
     UNIT_BYTES,
     UNIT_WORDS,
@@ -35,6 +35,7 @@ from tcemu.kernels.ptx.tensor.async_copies import (
     complete_copies,
     each_destination,
     issue_copies,
+    prepare_copy,
     read_multicast_mask,
     store_units,
     unit_words,
@@ -42,9 +43,6 @@ from tcemu.kernels.ptx.tensor.async_copies import (
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, note_undefined, vector_elements
 from tcemu.kernels.ptx.text.module import Address, Operand, Statement
 from tcemu.kernels.ptx.text.ptx_types import KINDS
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 SECTION = "PTX ISA 9.7.9.25.5"
 BOX_ALIGNMENT = 128  # alignment of what is copied, in shared memory in bytes
@@ -65,10 +63,10 @@ REDUCED_TYPES = {  # types of the tensors that each operation takes: 9.7.9.25.5.
 def prepare_any_copy(statement: Statement, context: Context) -> Step:
     """Prepare `cp.async` or `cp.reduce.async.bulk`, of tensors or of runs of bytes."""
     if "tensor" not in statement.qualifiers:
-        return reductions.prepare_linear_copy(statement, context)
+        return prepare_copy(statement, context)
     form, choices = match_form(statement, context, (COPY_FORM, PREFETCH_FORM, REDUCTION_FORM))
     if form is PREFETCH_FORM:
-        return Step(lambda machine: machine)
+        return NO_EFFECT
     return _prepare_tensor_copy(statement, choices, context, form.section)
 
 
@@ -192,10 +190,10 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
 
     def execute(machine: Machine) -> Machine:
         active = machine.active
-        words, boxes, machine = _read_boxes(machine, statement, bound.tensor, rank, mode, section)
-        machine = _check_types(machine, statement, boxes, to_global, tuple(atomics), section)
+        words, boxes, machine = _read_boxes(machine, bound.tensor, rank, mode, section)
+        machine = _check_types(machine, boxes, to_global, tuple(atomics), section)
         address = machine.address(bound.address)
-        machine = _check_boxes(machine, statement, address, boxes, section)
+        machine = _check_boxes(machine, address, boxes, section)
         read = lambda operand, kind, dtype: machine.read(operand, kind).astype(dtype).astype(jnp.int64)
         numbers = [read(each, "s32", jnp.int32) for each in bound.coordinates]
         values = {"map": words, "address": address}  # few values, since each is gathered for the issuing threads
@@ -205,13 +203,13 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
             values["offsets"] = jnp.stack([read(each, "b16", jnp.uint16) for each in bound.offsets], axis=-1)
         numbers += [jnp.zeros(active.shape, jnp.int64)] * (rank - len(numbers))
         values["coordinates"] = jnp.stack(numbers, axis=-1)
-        machine = _check_tensors(machine, statement, boxes, values["coordinates"], mode, section)
+        machine = _check_tensors(machine, boxes, values["coordinates"], mode, section)
         if bound.mask is not None:
-            values["mask"], machine = read_multicast_mask(machine, statement, bound.mask, section)
+            values["mask"], machine = read_multicast_mask(machine, bound.mask, section)
         machine = issue_copies(machine, values, move)
         if bound.barrier is not None:
             size = boxes.units * UNIT_BYTES
-            machine = complete_copies(machine, statement, machine.address(bound.barrier), size, values.get("mask"), context.checked)
+            machine = complete_copies(machine, machine.address(bound.barrier), size, values.get("mask"), context.checked)
         return replace(machine, active=active)
 
     return Step(execute)
@@ -223,29 +221,27 @@ def _element_operations(context: Context, operation: str) -> dict[int, Atomic]:
     return {maps.TYPE_NUMBERS[kind]: element_atomic("global", operation, name, context) for kind, name in names.items()}
 
 
-def _read_boxes(
-    machine: Machine, statement: Statement, tensor: Address, rank: int, mode: str, section: str
-) -> tuple[Array, TensorBox, Machine]:
+def _read_boxes(machine: Machine, tensor: Address, rank: int, mode: str, section: str) -> tuple[Array, TensorBox, Machine]:
     """Read the tensor maps of the threads. Returns their words and fields, and the machine with the threads active whose maps are valid."""
     place = machine.address(replace(tensor, coordinates=None))
     words, machine = _load_maps(machine, place)
     missing = f"there is no tensor map of tcemu.ptx.TensorMap at the address. {section}"
     is_map = words[..., 0] == maps.MAGIC
-    machine = note_undefined(machine, ~is_map, missing, statement, place)
+    machine = note_undefined(machine, ~is_map, missing, place)
     boxes = decode_tensor_map(words, rank)
-    machine = note_undefined(machine, is_map & (boxes.rank != rank), f"the tensor map has another rank. {section}", statement, place)
+    machine = note_undefined(machine, is_map & (boxes.rank != rank), f"the tensor map has another rank. {section}", place)
     fits = is_map & (boxes.rank == rank)
     other = boxes.is_im2col != mode.startswith("im2col")
     text = f"the tensor map is {'no' if mode.startswith('im2col') else 'an'} im2col map. {section}"
-    machine = note_undefined(machine, fits & other, text, statement, place)
+    machine = note_undefined(machine, fits & other, text, place)
     fits &= ~other
     if rank < maps.LEAST_INTERLEAVED:
         text = f"an interleaved tensor has {maps.LEAST_INTERLEAVED} dimensions or more. {section}"
-        machine = note_undefined(machine, fits & boxes.is_interleaved, text, statement, place)
+        machine = note_undefined(machine, fits & boxes.is_interleaved, text, place)
         fits &= ~boxes.is_interleaved
     if mode.startswith("tile::"):
         several = boxes.boxes[..., 1] != 1
-        machine = note_undefined(machine, fits & several, f"the box must have one row. {section}", statement, place)
+        machine = note_undefined(machine, fits & several, f"the box must have one row. {section}", place)
         fits &= ~several
         boxes = _gather_rows(boxes)
     return words, boxes, machine.restrict_active(fits)
@@ -274,22 +270,20 @@ def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
     return words, machine
 
 
-def _check_types(
-    machine: Machine, statement: Statement, boxes: TensorBox, to_global: bool, reduced: tuple[int, ...], section: str
-) -> Machine:
+def _check_types(machine: Machine, boxes: TensorBox, to_global: bool, reduced: tuple[int, ...], section: str) -> Machine:
     """Return the machine with the threads active whose elements the statement can move."""
     numbers = reduced if reduced else tuple(i for i, name in enumerate(maps.ELEMENT_TYPES) if not to_global or name not in maps.LOADED_ONLY)
     known = jnp.isin(boxes.element, jnp.asarray(numbers, jnp.int64))
     text = "the reduction does not take" if reduced else "a copy to global memory does not take"
     message = Message(f"{text} elements of the tensor's type. {section}", NotModelled if not reduced else Unsupported)
-    machine = note_fault(machine, ~known, message, statement).restrict_active(known)
+    machine = note_fault(machine, ~known, message).restrict_active(known)
     floats = jnp.asarray([maps.TYPE_NUMBERS[name] for name in maps.FLOATS], jnp.int64)
     filled = boxes.nan_fill & ~jnp.isin(boxes.element, floats)
     message = Message(f"the map fills with NaN, and its type is no floating-point type. {section}", Unsupported)
-    return note_fault(machine, filled, message, statement).restrict_active(~filled)
+    return note_fault(machine, filled, message).restrict_active(~filled)
 
 
-def _check_tensors(machine: Machine, statement: Statement, boxes: TensorBox, coordinates: Array, mode: str, section: str) -> Machine:
+def _check_tensors(machine: Machine, boxes: TensorBox, coordinates: Array, mode: str, section: str) -> Machine:
     """Return the machine with the threads active whose boxes, where they lie in the tensor, lie in global memory.
 
     `TensorMap` checks its own tensor; `tensormap.replace` may write any address, size and stride. Of a map for rows or pixels the whole
@@ -306,19 +300,19 @@ def _check_tensors(machine: Machine, statement: Statement, boxes: TensorBox, coo
     inside = locate_in_rooms(machine.rooms, boxes.start, 1).good & locate_in_rooms(machine.rooms, end, 1).good
     inside &= boxes.start >> np.uint64(ROOM_BITS) == end >> np.uint64(ROOM_BITS)
     message = Message(f"the box of the tensor lies outside global memory. {section}", OutOfBounds)
-    machine = note_fault(machine, ~(inside | empty), message, statement, end)
+    machine = note_fault(machine, ~(inside | empty), message, end)
     return machine.restrict_active(inside | empty)
 
 
-def _check_boxes(machine: Machine, statement: Statement, address: Array, boxes: TensorBox, section: str) -> Machine:
+def _check_boxes(machine: Machine, address: Array, boxes: TensorBox, section: str) -> Machine:
     """Return the machine with the threads active whose boxes are aligned and within shared memory."""
     misaligned = f"the box in shared memory must lie at a multiple of {BOX_ALIGNMENT} bytes. {section}"
     aligned = address % BOX_ALIGNMENT == 0
-    machine = note_fault(machine, ~aligned, Message(misaligned, Misaligned, "shared"), statement, address)
+    machine = note_fault(machine, ~aligned, Message(misaligned, Misaligned, "shared"), address)
     last = address + (boxes.units * UNIT_BYTES - UNIT_BYTES).astype(jnp.uint64)
     fits = machine.locate_shared(address, UNIT_BYTES).good & machine.locate_shared(last, UNIT_BYTES).good
     too_large = f"the box does not fit the block's shared memory. {section}"
-    machine = note_fault(machine, ~fits, Message(too_large, OutOfBounds, "shared"), statement, address)
+    machine = note_fault(machine, ~fits, Message(too_large, OutOfBounds, "shared"), address)
     return machine.restrict_active(aligned & fits)
 
 

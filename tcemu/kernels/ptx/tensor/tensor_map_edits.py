@@ -6,8 +6,6 @@ and strides. An object of zeros therefore counts as a map of tcemu once a field 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,11 +13,9 @@ from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.targets import TARGETS, resolve_target
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_maps as maps
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_undefined
 from tcemu.kernels.ptx.text.module import Address, Integer, Operand, Statement
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 SECTION, COPY_SECTION = "PTX ISA 9.7.9.28", "PTX ISA 9.7.13.17"
 WIDE_FIELDS = {"global_address": maps.ADDRESS_WORD, "global_stride": maps.STRIDE_WORDS}  # fields of 64 bits, by their first words
@@ -55,7 +51,7 @@ def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
     if field in LIMITS or field == "elemtype":
         _check_constant(field, value, target)
     space = {"shared::cta": "shared"}.get(choices["space"] or "", choices["space"] or "")
-    return Step(lambda machine: _replace_field(machine, statement, space, address, field, axis, value, context.checked))
+    return Step(lambda machine: _replace_field(machine, space, address, field, axis, value, context.checked))
 
 
 def _check_constant(field: str, value: Operand, target: str) -> None:
@@ -66,14 +62,12 @@ def _check_constant(field: str, value: Operand, target: str) -> None:
         raise Unsupported(f"the value of .{field} is {number}; expected 0 to {most}. {SECTION}")
 
 
-def _replace_field(
-    machine: Machine, statement: Statement, space: str, address: Address, field: str, axis: int, value: Operand, checked: bool
-) -> Machine:
+def _replace_field(machine: Machine, space: str, address: Address, field: str, axis: int, value: Operand, checked: bool) -> Machine:
     start = machine.address(address)
     (first,), machine = machine.load(space, start, "b32")
     if checked:
         message = f"the object is neither a tensor map nor zeros. {SECTION}"
-        machine = note_undefined(machine, (first != 0) & (first != maps.MAGIC), message, statement, start)
+        machine = note_undefined(machine, (first != 0) & (first != maps.MAGIC), message, start)
     machine = machine.store(space, start, "b32", (jnp.full(first.shape, maps.MAGIC, jnp.uint32),))
     at = lambda word: start + np.uint64(4 * word)
     if field in WIDE_FIELDS:

@@ -3,7 +3,6 @@
 from tcemu.kernels.ptx.instruction_interface import Prepare
 from tcemu.kernels.ptx.tensor import (
     async_stores,
-    cluster_launch_control,
     launch_control,
     mbarriers,
     tcgen05_statements,
@@ -18,7 +17,6 @@ MODULES = (
     warpgroup_products,
     tensor_copies,
     async_stores,
-    cluster_launch_control,
     mbarriers,
     launch_control,
     tcgen05_statements,

@@ -8,7 +8,7 @@ which checks bounds and alignment. The parts of a warp form a small memory, betw
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from tcemu.engine.layouts.fragment_layouts import mover_fragment
 from tcemu.engine.layouts.sparsity import undefined_fields
 from tcemu.engine.layouts.strided_memory import StridedLines
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.statement_forms import (
     BoundStatement,
     bind_operands,
@@ -36,9 +37,6 @@ from tcemu.kernels.ptx.tensor.statement_forms import (
     write_registers,
 )
 from tcemu.kernels.ptx.text.module import Address, Integer, Operand, Statement, Vector
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 SCALE_NAMES, SELECTOR_NAMES = ("scale_a", "scale_b"), ("selector_a", "selector_b")
 ROW_OFFSETS = ROW_BYTES * np.arange(LANES)  # byte offsets of the rows in the memory of a warp
@@ -129,7 +127,7 @@ def _check_metadata(machine: Machine, bound: BoundStatement[Mma], metadata: Arra
     fields = metadata_fields(op, MetadataRegisters(metadata, sparsity_selector(op, selector)))
     wrong = undefined_fields(fields, op.chunk_size, op.ordered).any((-1, -2))
     where = machine.threads(jnp.broadcast_to(wrong[..., None], metadata.shape)) & machine.active
-    return note_undefined(machine, where, "a field of the sparsity metadata is not defined. PTX ISA 9.7.14.6.1", bound.statement)
+    return note_undefined(machine, where, "a field of the sparsity metadata is not defined. PTX ISA 9.7.14.6.1")
 
 
 # ---- wmma
@@ -154,13 +152,12 @@ def _prepare_wmma_mma(bound: BoundStatement[Wmma]) -> Step:
 def _prepare_wmma_memory(bound: BoundStatement[WmmaMemory]) -> Step:
     """Prepare `wmma.load` and `wmma.store`, which access the lines of the matrix without gaps."""
     op, all_lanes = bound.op, np.ones(LANES, bool)
-    lines = memory_lines(op)
-    words = int(lines.count * lines.words(lines.length)) // LANES  # words per lane
-    target = bound.target
+    parts, target = lane_parts(op), bound.target
+    words = parts.words
 
     def execute(machine: Machine) -> Machine:
         machine = require_whole_warps(machine, bound)
-        address, machine = _line_addresses(machine, bound, lines, words)
+        address, machine = _part_addresses(machine, bound, parts)
         if op.family == "wmma.load":
             values, machine = _load_lanes(machine, bound, address, _active_lanes(machine, all_lanes), words)
             fragment = wmma_load(op, values.reshape(*values.shape[:2], -1), target=target)
@@ -173,9 +170,27 @@ def _prepare_wmma_memory(bound: BoundStatement[WmmaMemory]) -> Step:
     return Step(execute, collective=True)
 
 
-def _line_addresses(machine: Machine, bound: BoundStatement[WmmaMemory], lines: StridedLines, words: int) -> tuple[Array, Machine]:
-    """Return the byte address of each lane's part of the matrix, `words` words within a line, and the machine with faults noted."""
-    op = bound.op
+class LaneParts(NamedTuple):
+    """The parts of a matrix in memory, one for each lane, each within a line."""
+
+    lines: StridedLines
+    numbers: np.ndarray  # int[32]: the line of each part
+    offsets: np.ndarray  # int[32]: bytes from the line's beginning
+    words: int  # of a part
+
+
+def lane_parts(op: WmmaMemory) -> LaneParts:
+    """Return the parts of the matrix of a `wmma.load` or `wmma.store`."""
+    lines = memory_lines(op)
+    per_line = lines.words(lines.length)
+    words = int(lines.count * per_line) // LANES
+    first = np.arange(LANES) * words
+    return LaneParts(lines, first // per_line, first % per_line * 4, words)
+
+
+def _part_addresses(machine: Machine, bound: BoundStatement[WmmaMemory], parts: LaneParts) -> tuple[Array, Machine]:
+    """Return the byte address of each lane's part of the matrix, and the machine with faults noted."""
+    op, lines = bound.op, parts.lines
     address = machine.address(_memory_operand(bound))
     if "stride" in bound.operands:
         stride = machine.read(bound.operands["stride"], "s32")
@@ -184,10 +199,7 @@ def _line_addresses(machine: Machine, bound: BoundStatement[WmmaMemory], lines: 
     step = stride.astype(jnp.int32).astype(jnp.int64) * lines.bits // 8
     if bound.checked:
         machine = _check_place(machine, bound, lines, address, step)
-    words_per_line = lines.words(lines.length)
-    first = np.arange(LANES) * words
-    line, offset_in_line = jnp.asarray(first // words_per_line), jnp.asarray(first % words_per_line * 4)
-    offset = machine.threads(machine.warps(step) * line + offset_in_line)
+    offset = machine.threads(machine.warps(step) * jnp.asarray(parts.numbers) + jnp.asarray(parts.offsets))
     return address + offset.astype(jnp.uint64), machine
 
 
@@ -200,14 +212,14 @@ def _check_place(machine: Machine, bound: BoundStatement[WmmaMemory], lines: Str
     op, unit = bound.op, lines.alignment * lines.bits // 8
     misaligned = (address % np.uint64(unit) != 0) | (step % unit != 0)
     aligned = f"the address and the stride must be multiples of {unit} bytes, the size of a lane's fragment. {STORAGE_SECTION}"
-    machine = note_undefined(machine, machine.active & misaligned, aligned, bound.statement, address)
+    machine = note_undefined(machine, machine.active & misaligned, aligned, address)
     differs = jnp.zeros(address.shape, bool)
     for value in (machine.warps(address), machine.warps(step)):
         differs |= machine.threads(value != value[..., :1])
     uniform = f"the address and the stride must be the same in all lanes of the warp. PTX ISA {manual_section(op)}"
-    machine = note_undefined(machine, machine.active & differs, uniform, bound.statement, address)
+    machine = note_undefined(machine, machine.active & differs, uniform, address)
     below = f"the stride is below {op.default_stride} elements, a line's length. {STORAGE_SECTION}"
-    return note_undefined(machine, machine.active & (step < op.default_stride * lines.bits // 8), below, bound.statement)
+    return note_undefined(machine, machine.active & (step < op.default_stride * lines.bits // 8), below)
 
 
 # ---- ldmatrix, stmatrix, movmatrix: PTX ISA 9.7.14.5.15 to 17

@@ -6,7 +6,7 @@ from the product of its warpgroup, so warps that execute the instruction one aft
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,6 +20,7 @@ from tcemu.engine.layouts.shared_memory import has_stray_bits, is_outside
 from tcemu.engine.layouts.sparsity import undefined_fields as undefined_fields
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt.faults import Message, OutOfBounds
+from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.statement_forms import (
     BoundStatement,
     bind_operands,
@@ -33,9 +34,6 @@ from tcemu.kernels.ptx.tensor.statement_forms import (
     write_registers,
 )
 from tcemu.kernels.ptx.text.module import Integer, Operand, Statement
-
-if TYPE_CHECKING:
-    from tcemu.kernels.ptx.simt.machine import Machine
 
 LEGAL_IMMEDIATES = {  # legal values, default first
     "imm_scale_a": (1, -1),
@@ -110,7 +108,7 @@ def _read_uniform(machine: Machine, bound: BoundStatement[Wgmma], name: str, kin
         differs = (active & (values != first)).reshape(shape[0], -1, 4, LANES)
         where = machine.threads(ungroup_warps(differs, shape[1] // LANES))
         message = f"{name} must be the same in all threads of the warpgroup. PTX ISA {manual_section(bound.op)}"
-        machine = note_undefined(machine, where, message, bound.statement)
+        machine = note_undefined(machine, where, message)
     return first[..., 0], machine
 
 
@@ -123,11 +121,11 @@ def _check_descriptor(machine: Machine, bound: BoundStatement[Wgmma], immediates
     last = jnp.max(addresses, axis=(-1, -2)).astype(jnp.uint64)
     message = f"{name} leads beyond the block's shared memory. PTX ISA 9.7.15.5.1.2"
     where = _spread_to_threads(machine, beyond) & machine.active
-    machine = note_fault(machine, where, Message(message, OutOfBounds, "shared"), bound.statement, _spread_to_threads(machine, last))
+    machine = note_fault(machine, where, Message(message, OutOfBounds, "shared"), _spread_to_threads(machine, last))
     if not bound.checked:
         return machine
     stray = _spread_to_threads(machine, has_stray_bits(words)) & machine.active
-    return note_undefined(machine, stray, f"{name} has bits that belong to no field. PTX ISA 9.7.15.5.1.2.2", bound.statement)
+    return note_undefined(machine, stray, f"{name} has bits that belong to no field. PTX ISA 9.7.15.5.1.2.2")
 
 
 def _check_metadata(machine: Machine, bound: BoundStatement[Wgmma], metadata: Array, selector: int) -> Machine:
@@ -139,7 +137,7 @@ def _check_metadata(machine: Machine, bound: BoundStatement[Wgmma], metadata: Ar
     wrong = undefined_fields(fields, op.chunk_size, op.ordered).any(-1).reshape(*fields.shape[:2], 4, -1).any(-1)
     lanes = jnp.broadcast_to(wrong[..., None], metadata.shape)
     where = machine.threads(ungroup_warps(lanes, machine.active.shape[1] // LANES)) & machine.active
-    return note_undefined(machine, where, "a field of the sparsity metadata is not defined. PTX ISA 9.7.15.6.1", bound.statement)
+    return note_undefined(machine, where, "a field of the sparsity metadata is not defined. PTX ISA 9.7.15.6.1")
 
 
 def _spread_to_threads(machine: Machine, value: Array) -> Array:
