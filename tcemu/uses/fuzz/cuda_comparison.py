@@ -11,7 +11,7 @@ from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.step.forms import step_numbers
 from tcemu.engine.backends.batched_calls import launch_numbers
 from tcemu.engine.backends.cuda.kernel_text import MACHINE_ENDS, prepend_machine
-from tcemu.engine.backends.cuda.register_kernel import RegisterKernel, find_small_matrix_kernel, register_kernel_text, share_lines
+from tcemu.engine.backends.cuda.register_kernel import RegisterKernel, find_small_matrix_kernel, register_kernel_text, share_products
 from tcemu.engine.backends.cuda.step_functions import constants_text
 from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch, route
 from tcemu.engine.formats.number_formats import F32
@@ -55,7 +55,8 @@ def find_cuda_comparison(
         if kernel is None:
             return None
         sides.append(kernel)
-    return CudaComparison(ComparisonLayout(DrawRequest(op, kinds), with_operands), (sides[0], sides[1]))
+    left, right = sides
+    return CudaComparison(ComparisonLayout(DrawRequest(op, kinds), with_operands), (left, right)) if share_products(left, right) else None
 
 
 def comparison_text(call: CudaComparison) -> str:
@@ -66,5 +67,4 @@ def comparison_text(call: CudaComparison) -> str:
     spaces = dict(zip(("left", "right"), texts, strict=True))
     spaces |= {f"of_{name}": element_text(grids[name]) for name in OPERANDS}
     numbers = constants_text(cases=CASES, words=layout.words, with_operands=layout.with_operands, warps=WARPS, blocks=BLOCKS)
-    alike = f"#define SAME_LINES {int(share_lines(*sides))}"
-    return prepend_machine(*(f"namespace {name} {{\n{text}\n}}" for name, text in spaces.items()), alike, numbers, cuda_text("compare"))
+    return prepend_machine(*(f"namespace {name} {{\n{text}\n}}" for name, text in spaces.items()), numbers, cuda_text("compare"))

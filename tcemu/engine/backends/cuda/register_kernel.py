@@ -8,7 +8,7 @@ from jax import Array
 
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec
-from tcemu.engine.arithmetic.step.forms import StepNumbers, step_numbers
+from tcemu.engine.arithmetic.step.forms import IntegerForm, StepNumbers, step_numbers
 from tcemu.engine.backends.batched_calls import call_batched, launch_numbers
 from tcemu.engine.backends.cuda import kernel_text as source
 from tcemu.engine.backends.cuda.fragment_tables import TablePlan, plan_tables, tables_text
@@ -84,10 +84,15 @@ def find_small_matrix_kernel(
     return RegisterKernel(numbers, spec, result, warp)
 
 
-def share_lines(left: RegisterKernel, right: RegisterKernel) -> bool:
-    """Return whether the steps of two kernels read the same words of shared memory, so that they are written once."""
-    plans, specs = [_plan(kernel) for kernel in (left, right)], [(kernel.spec.a, kernel.spec.b) for kernel in (left, right)]
-    return plans[0] == plans[1] and plans[0].floats and specs[0] == specs[1] and left.warp == right.warp
+def share_products(left: RegisterKernel, right: RegisterKernel) -> bool:
+    """Return whether the steps of one kernel are made of whole steps of the other, on the same words of shared memory and without chains."""
+    plans, forms = [], []
+    for kernel in (left, right):
+        plans.append((_plan(kernel), kernel.spec.a, kernel.spec.b, kernel.warp))
+        forms.append(IntegerForm(kernel.numbers, kernel.spec.a, kernel.spec.b, kernel.result))
+    shorter, longer = sorted(form.numbers.terms for form in forms)
+    single = all(form.products_are_normal and form.numbers.chain == 0 and form.numbers.groups == 1 for form in forms)
+    return plans[0] == plans[1] and plans[0][0].floats and single and left.numbers.of_group % longer == longer % shorter == 0
 
 
 def warps_per_block(kernel: RegisterKernel) -> int:

@@ -1,27 +1,24 @@
 // The elements of a float operand in one case, drawn by one warp. `element`, which precedes this text, is written from
-// tcemu/uses/fuzz/case_generator.py and has all arithmetic. Most kinds of cases need only part of it: values that are zero for a whole case are made
-// known to the compiler here, which removes what depends on them. Also defined before this text: ELEMENTS of a case, [outer, PLACES, INNER],
-// PIECE, the elements that a lane writes at once, MAY_BE_TWINS, and masks of the bit fields of tcemu/uses/fuzz/random_words.py.
+// tcemu/uses/fuzz/case_generator.py and has all arithmetic. What a case does not need is made known to the compiler here, which removes it. Also
+// defined before this text: ELEMENTS of a case, [outer, PLACES, INNER], PIECE, the elements that a lane writes at once, MAY_BE_TWINS, and masks of
+// the bit fields of tcemu/uses/fuzz/random_words.py.
+
+enum Variant { USUAL, SPECIALS, RAW_BITS, ZEROS };  // of a case: without special values, with them, every bit drawn, all +0
+constexpr u32 NOTHING = ALL | SAME_SIGN;            // in the second word: all elements are +0
+
+struct alignas(PIECE * sizeof(Code)) Piece { Code codes[PIECE]; };
+struct alignas(16) Case { u32 key, other_key, first, second; };  // first, second: PackedKindFields, with masks EDGE and so on
 
 __device__ __forceinline__ void fill_table(u32 threads) {
     for (u32 byte = threadIdx.x; byte < sizeof edge_fractions / sizeof *edge_fractions; byte += threads) edge_fractions[byte] = edge_fraction(byte);
 }
 
-enum : u32 { EDGE_BIT = 1, SPECIAL_BIT = 2, ZERO_BIT = 4, TWINS_BIT = 8, RAW_BIT = 16, NOTHING_BIT = 32 };  // features of a case
-constexpr u32 NOTHING = ALL | SAME_SIGN;  // in the second word: all elements are +0
-
-struct alignas(PIECE * sizeof(Code)) Piece { Code codes[PIECE]; };
-struct alignas(16) Case { u32 key, other_key, first, second; };  // first, second: PackedKindFields, with masks EDGE and so on
-
-// Draws a case that has only these features
-template <u32 FEATURES>
-__device__ __forceinline__ void draw_features(const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
-    const u32 first = source.first & ~((FEATURES & EDGE_BIT ? 0 : EDGE) | (FEATURES & SPECIAL_BIT ? 0 : SPECIAL));
-    const u32 no_zeros = FEATURES & ZERO_BIT ? 0 : ZERO;
-    const u32 second_used = FEATURES & RAW_BIT ? source.second | RAW : source.second & ~(RAW | no_zeros);
-    const u32 second = FEATURES & NOTHING_BIT ? NOTHING : second_used;
+template <Variant VARIANT>
+__device__ __forceinline__ void draw_variant(const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
+    const u32 first = VARIANT == SPECIALS ? source.first : source.first & ~SPECIAL;
+    const u32 second = VARIANT == ZEROS ? NOTHING : VARIANT == RAW_BITS ? source.second | RAW : source.second & ~RAW;
     constexpr u32 STRIDE = 32 * PIECE, ROW = INNER * PLACES;
-    constexpr bool one_place = INNER % PIECE == 0;    // the elements of a piece have one place
+    constexpr bool one_place = INNER % PIECE == 0;   // the elements of a piece have one place
     constexpr bool same_places = STRIDE % ROW == 0;  // all pieces of a lane have the same places
     Piece *to = (Piece *)out + lane;
     u32 own[PIECE], place[PIECE];
@@ -29,7 +26,7 @@ __device__ __forceinline__ void draw_features(const Case &source, const u32 *__r
 #pragma unroll
         for (u32 v = 0; v < PIECE; ++v) {
             own[v] = (at + (one_place ? 0 : v)) / INNER % PLACES;
-            place[v] = place_words[own[v]] & ~(FEATURES & TWINS_BIT ? 0 : FLIPPED | NUDGED);
+            place[v] = place_words[own[v]] & ~(MAY_BE_TWINS ? 0 : FLIPPED | NUDGED);
         }
     };
     if (same_places) load_places(lane * PIECE);
@@ -46,11 +43,10 @@ __device__ __forceinline__ void draw_features(const Case &source, const u32 *__r
     }
 }
 
-// Few loops, since a multiprocessor's warps draw cases of all kinds at once, and its cache of instructions holds one program of some 2,000
+// Few variants, since the warps of a multiprocessor draw cases of all kinds at once, and its cache of instructions holds some 2,000
 __device__ __forceinline__ void draw_case(const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
-    constexpr u32 USUAL = EDGE_BIT | ZERO_BIT | (MAY_BE_TWINS ? TWINS_BIT : 0);
-    if (source.second & RAW) draw_features<RAW_BIT>(source, place_words, out, lane);
-    else if ((source.second & (ZERO | SAME_SIGN)) == NOTHING) draw_features<NOTHING_BIT>(source, place_words, out, lane);
-    else if (source.first & SPECIAL) draw_features<USUAL | SPECIAL_BIT>(source, place_words, out, lane);
-    else draw_features<USUAL>(source, place_words, out, lane);
+    if (source.second & RAW) draw_variant<RAW_BITS>(source, place_words, out, lane);
+    else if ((source.second & (ZERO | SAME_SIGN)) == NOTHING) draw_variant<ZEROS>(source, place_words, out, lane);
+    else if (source.first & SPECIAL) draw_variant<SPECIALS>(source, place_words, out, lane);
+    else draw_variant<USUAL>(source, place_words, out, lane);
 }

@@ -1,7 +1,7 @@
 // A warp's factors kept as f32 beside their exponents: the loops of tcemu/engine/arithmetic/step/kept_floats.py. Two neighbours' exponents lie in one
 // word, 16 bits each.
 
-constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
+[[maybe_unused]] constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
 constexpr int VALUES = GROUPS * PADDED;
 // One operand's factors. An f16 is converted by the machine; what has few bits, by a table of all codes
 template <class STORED, int BITS, int CONTAINER, int SHIFT> struct Floats {
