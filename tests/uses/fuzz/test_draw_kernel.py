@@ -143,7 +143,7 @@ def test_the_fused_kernel_counts_what_the_portable_way_counts(compared):
         patch.setattr(comparison_loop, "find_comparison_call", cuda_comparison.find_cuda_comparison)
         wanted, found, _ = runs(compared, True, 700)
     assert_equal_counts(wanted, found)
-    assert texts == ["compare"] and found.coverage.cases[0] > 0
+    assert set(texts) == {"compare"} and found.coverage.cases[0] > 0
 
 
 def test_models_that_share_no_products_are_compared_by_separate_kernels():
