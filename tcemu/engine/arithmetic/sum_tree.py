@@ -34,7 +34,18 @@ Flag = Any  # bool, or a bool array where programs are shared by data
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Accumulators that take their elements in turn."""
+    """Accumulators that take their elements in turn.
+
+    Attributes:
+        places: int32 [T, *grid]: index of the element that each accumulator takes in a turn, or EMPTY. [T, k] for instructions that take
+            k elements at once, which run one after the other.
+        closes: bool [T, *grid]: the accumulator is then added to its sum and starts again. None: the accumulators are the sums.
+        slots: int32 [T]: number of the sum to which a closed accumulator belongs, for accumulators that run one after the other.
+        from_first: Accumulators begin at -0, so that the first element is taken as it is; else at +0.
+        restarted: A sum is the sum of several closed accumulators; else of one.
+        from_zero: Such a sum begins at +0, not at its first accumulator.
+        sums: Number of sums with `slots`; the grid of the result is then [sums].
+    """
 
     # int32 [T, *grid]: index of the element that each accumulator takes in a turn, or EMPTY; [T, k] for instructions that take k elements
     # at once, which run one after the other
@@ -54,7 +65,13 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """Roundings of sums to a narrower format while they wait to be added."""
+    """Roundings of sums to a narrower format while they wait to be added.
+
+    Attributes:
+        fmt: The format.
+        terms: Every sum that is added is rounded once.
+        running: Every sum of two is rounded, and the first one before it is added.
+    """
 
     fmt: Format
     terms: Flag = True  # every sum that is added is rounded once
@@ -63,7 +80,17 @@ class Waiting:
 
 @dataclass(frozen=True, eq=False)
 class Join:
-    """The sums along the last axis of a grid are added."""
+    """The sums along the last axis of a grid are added.
+
+    Attributes:
+        child: The sums; None where the values are at hand (`join_values`).
+        order: One of ORDERS.
+        from_zero: The first sum is added to +0.
+        waiting: Roundings on the way.
+        pairs: int32 [P, 2]: additions (to, from) in place of `order`, as data, so that programs are shared by all orders of a length.
+        total: Index of the total after the last of `pairs`.
+        spares: Number of +0 that stand after the sums, to start from or to add in vain.
+    """
 
     child: Node | None  # the sums; None where the values are at hand (`join_values`)
     order: str = "ascending"  # one of ORDERS

@@ -13,7 +13,14 @@ ALLOCATION, ORDER, WAIT, PROXY = "9.7.16.7", "9.7.16.6", "9.7.16.8.5", "9.7.13"
 
 
 class FaultRow(NamedTuple):
-    """A row of the table."""
+    """A row of the table.
+
+    Args:
+        kind: Number of the kind, 1 to 10.
+        text: What is wrong, and what would be right; {} stands for what the statement knows.
+        section: Section of the PTX ISA.
+        is_note: It is collected and does not raise.
+    """
 
     kind: int  # number of the kind, 1 to 10
     text: str  # what is wrong, and what would be right; {} stands for what the statement knows
