@@ -26,7 +26,6 @@ OTHERS = {
     "operations/functional/torch_cuda/product_kernels.py": "PyTorch's products on Hopper: their kernels' own target",
     "uses/replay/order_candidates.py": "candidates: four targets that have every arithmetic of these formats",
     "uses/study/claims/attention_errors.py": "a claim's own targets",
-    "uses/study/claims/f16_splitting.py": "a claim's own targets",
     "uses/study/claims/fp8_sums.py": "a claim's own targets",
     "uses/study/claims/long_context.py": "a claim's own targets",
     "uses/study/claims/narrow_sums.py": "a claim's own targets",

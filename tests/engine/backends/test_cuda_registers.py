@@ -24,7 +24,7 @@ from tcemu.engine.backends.cuda import matrix_kernels as cuda
 from tcemu.engine.backends.cuda import register_kernel as warp
 from tcemu.engine.backends.cuda import xla_launch as launch
 from tcemu.engine.backends.cuda.cuda_programs import find_instruction_kernel
-from tcemu.engine.instructions import kernel_operands as warps
+from tcemu.engine.instructions import register_products as warps
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.fragment_layouts import Fragment, Layout
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, convert

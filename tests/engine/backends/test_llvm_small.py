@@ -18,7 +18,7 @@ from tcemu.engine.backends.batched_calls import call_batched
 from tcemu.engine.backends.llvm import llvm_programs, machine_code, xla_call
 from tcemu.engine.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.engine.backends.product_requests import MatrixProduct
-from tcemu.engine.instructions.kernel_operands import warp_operands
+from tcemu.engine.instructions.register_products import warp_operands
 
 skip_file(xla_call.missing())
 

@@ -284,12 +284,12 @@ def test_memory_grows_with_the_matrices_only(spelling):
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
     from tcemu.engine.architectures.lookup import find_row
     from tcemu.engine.arithmetic.product_spec import product_spec
-    from tcemu.operations.products.gemm import _Conversion, _gemm_numbers, _OperandCodes
+    from tcemu.operations.products.gemm import _Conversion, _gemm_numbers
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)
     op = tcemu.parse(spelling)
-    conversion, codes = _Conversion((formats.F32,) * 3, "RN", False), _OperandCodes(matrix, matrix, matrix)
+    conversion, codes = _Conversion((formats.F32,) * 3, "RN", False), (matrix,) * 3
     lowered = jax.jit(_gemm_numbers, static_argnums=(1, 2, 6)).lower(
         find_row(op, "sm_90a").model, product_spec(op), conversion, codes, None, None, 0, None
     )

@@ -28,7 +28,7 @@ from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, powf, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import FORMATS, given_dtype
 from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, ReduceLayout, reduce_launch, reduce_layout, reduce_tree
-from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, reduce_tree_values, tree_moments
+from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, compute_by_shift, reduce_tree_values, tree_moments
 
 
 class RowReduction(NamedTuple):
@@ -115,13 +115,9 @@ class Terms(NamedTuple):
     def _evaluate(self, compute: Callable[[Node, Array], Array], codes: Array, unrolled: int, vector: int, gpu: str) -> Array:
         layout = self.layout
         call = ReduceCall(layout.terms, layout.outputs, layout.contiguous, unrolled, vector, gpu, layout.packed, layout.is_split)
-        period = vector // int(np.gcd(vector, max(layout.terms, 1)))  # sums whose first terms lie alike in a vector
-        if period == 1 or layout.outputs == 1 or not reduce_launch(call).vectorised:
+        if not reduce_launch(call).vectorised:
             return compute(reduce_tree(call), codes)
-        firsts = range(min(period, layout.outputs))
-        found = [compute(reduce_tree(call, first * layout.terms % vector), codes[:, first::period]) for first in firsts]
-        order = np.argsort(np.concatenate([np.arange(first, layout.outputs, period) for first in firsts]))
-        return jnp.concatenate(found)[order]
+        return compute_by_shift(lambda shift, codes: compute(reduce_tree(call, shift), codes), codes, vector)
 
 
 @partial(jax.jit, static_argnames=("order", "axis", "dtype", "gpu"))
