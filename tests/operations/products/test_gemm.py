@@ -71,6 +71,7 @@ def test_gemm_is_a_loop_of_instructions(op):
         np.testing.assert_array_equal(bits(d), want)
 
 
+@pytest.mark.full
 def test_gemm_f64():
     rng = np.random.default_rng(4)
     a, b, c = rng.standard_normal((9, 12)), rng.standard_normal((12, 10)), rng.standard_normal((9, 10))

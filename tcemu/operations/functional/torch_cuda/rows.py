@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -58,6 +60,7 @@ ROW_OPERATORS = {
 }
 
 
+@partial(jax.jit, static_argnames=("name", "axis", "dtype", "gpu"))
 def reduce(name: str, x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, dtype: DTypeLike | None = None, gpu: str = "H200") -> Array:
     """Reduce a contiguous array along axes, or all of it, as PyTorch's CUDA kernel does.
 
@@ -117,6 +120,7 @@ class Terms(NamedTuple):
         return compute_by_shift(lambda shift, codes: compute(reduce_tree(call, shift), codes), codes, vector)
 
 
+@partial(jax.jit, static_argnames=("order", "axis", "dtype", "gpu"))
 def vector_norm(
     x: ArrayLike, order: float = 2.0, axis: int | tuple[int, ...] | None = None, *, dtype: DTypeLike | None = None, gpu: str = "H200"
 ) -> Array:
@@ -147,6 +151,7 @@ def vector_norm(
     return result_array(found, F32 if dtype is not None and np.dtype(dtype) == np.float32 else fmt).reshape(terms.kept)
 
 
+@partial(jax.jit, static_argnames=("axis", "correction", "gpu"))
 def var_mean(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, correction: float = 1, gpu: str = "H200") -> tuple[Array, Array]:
     """Return variance and mean along axes, or of all elements, as PyTorch's CUDA kernel computes them.
 
@@ -171,6 +176,7 @@ def variance(x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, correctio
     return var_mean(x, axis, correction=correction, gpu=gpu)[0]
 
 
+@partial(jax.jit, static_argnames=("axis", "correction", "gpu"))
 def standard_deviation(x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, correction: float = 1, gpu: str = "H200") -> Array:
     """Return the standard deviation along axes as PyTorch's `std` on a GPU computes it; arguments and errors as in `var_mean`."""
     fmt, _, found, kept = _moments(x, axis, correction, gpu)
