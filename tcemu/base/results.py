@@ -105,6 +105,12 @@ class Result(ABC):
         """
         return self.table().to_csv()
 
+    def __str__(self) -> str:
+        return self.table().text()
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return self.table().html()
 
