@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu_runs"))
 import torch_proposals
 
 from tcemu.operations.functional.torch_cuda.product_kernels import DTYPES, TorchProduct, ceil_div
+from tcemu.uses.replay.kernel_choices import ChoiceTree
 from tcemu.uses.replay.torch_products import (
     IN_PLACE,
     LEAF_SIZES,
@@ -26,7 +27,6 @@ from tcemu.uses.replay.torch_products import (
     RULES_KIND,
     RULES_VERSION,
     SHORT,
-    FormTree,
     form_name,
     is_aligned,
     leaf_rule,
@@ -105,7 +105,7 @@ def grow(x: np.ndarray, y: np.ndarray, names: list[str], thresholds: list[np.nda
     return [] if not low and not high else [names[place], int(thresholds[place][at]), low, high]
 
 
-def fit(form: Form, shapes: np.ndarray, choices: list[tuple[int, ...]]) -> tuple[FormTree, dict[str, list[int]], int, int]:
+def fit(form: Form, shapes: np.ndarray, choices: list[tuple[int, ...]]) -> tuple[ChoiceTree, dict[str, list[int]], int, int]:
     """Fit a form's tree. Returns it, the counts of its rules on the shapes kept back, how many of these have no leaf, and their number."""
     asked = [at for at, row in enumerate(shapes.tolist()) if is_asked(form, *row)]
     shapes = shapes[asked].astype(np.int64)
@@ -124,7 +124,7 @@ def fit(form: Form, shapes: np.ndarray, choices: list[tuple[int, ...]]) -> tuple
         thresholds.append(found)
         x[:, place] = np.searchsorted(found, values, "left")
     kept = np.arange(len(y)) % 10 == 3
-    tree = FormTree([list(order) for order in frequent], grow(x[~kept], y[~kept], names, thresholds, unknown))
+    tree = ChoiceTree([list(order) for order in frequent], grow(x[~kept], y[~kept], names, thresholds, unknown))
     counts, without = defaultdict(lambda: [0, 0]), 0
     for at in np.flatnonzero(kept):
         found = tree.find({name: int(values[at]) for name, values in features.items()})

@@ -6,7 +6,9 @@ import sys
 import threading
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tcemu.base.interrupts import Interrupted, exit_on_signals, ignore_signals
@@ -25,7 +27,7 @@ class Command(NamedTuple):
     def __call__(self, subparsers: Any) -> None:
         """Add the command with all its arguments to argparse's `subparsers`."""
         module = import_module(f"tcemu.faces.commands.{self.file}")
-        getattr(module, f"add_{self.name}")(SubparsersWithHelp(subparsers, self.help))
+        getattr(module, f"add_{self.name}")(SimpleNamespace(add_parser=partial(subparsers.add_parser, help=self.help)))
 
 
 class PlainParser(argparse.ArgumentParser):
@@ -34,16 +36,6 @@ class PlainParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
         self.color = False
-
-
-class SubparsersWithHelp(NamedTuple):
-    """argparse's `subparsers`, which give a parser its line in the list of commands."""
-
-    subparsers: Any
-    help: str
-
-    def add_parser(self, name: str, **words: Any) -> argparse.ArgumentParser:
-        return self.subparsers.add_parser(name, help=self.help, **words)
 
 
 COMMANDS = (

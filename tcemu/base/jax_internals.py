@@ -45,55 +45,37 @@ class Internal(NamedTuple):
 
 OLDEST_SOURCE = "0.4.16"  # the oldest release whose source was read: what it has may be older
 
-INTERNALS = (
-    Internal(
-        "name_compilation_unit", "XLA:CPU leaves calls with the attribute compilation_unit in place and compiles equal ones once", "0.10.1"
-    ),
-    Internal("reset_compilation_cache", "the persistent cache reads its configuration once, at the first compilation", OLDEST_SOURCE),
-    Internal("COMPILE_EVENTS", "the names of monitored events begin so for tracing, lowering and compiling", OLDEST_SOURCE),
-    Internal(
-        "without_source_locations", "jax_traceback_in_locations_limit is a thread-local setting, read while a program is lowered", "0.4.26"
-    ),
-    Internal(
-        "without_call_stacks", "operations have the call stack of user_context; registered files are left out of locations", OLDEST_SOURCE
-    ),
-    Internal(
-        "compile_in_short_time",
+INTERNALS = tuple(Internal(*row) for row in (
+    ("name_compilation_unit", "XLA:CPU leaves calls with the attribute compilation_unit in place and compiles equal ones once", "0.10.1"),
+    ("reset_compilation_cache", "the persistent cache reads its configuration once, at the first compilation", OLDEST_SOURCE),
+    ("COMPILE_EVENTS", "the names of monitored events begin so for tracing, lowering and compiling", OLDEST_SOURCE),
+    ("without_source_locations", "jax_traceback_in_locations_limit is a thread-local setting, read while a program is lowered", "0.4.26"),
+    ("without_call_stacks", "operations have the call stack of user_context; registered files are left out of locations", OLDEST_SOURCE),
+    ("compile_in_short_time",
         "the names of XLA's options in QUICK_OPTIONS, of which JAX 0.11.1 has one fewer, and the message for an unknown one",
-        OLDEST_SOURCE,
-    ),
-    Internal("caches_were_cleared", "functions under jax._src.util.cache forget their results in jax.clear_caches", "0.10.1"),
-    Internal(
-        "compilation_cache_hits",
+        OLDEST_SOURCE),
+    ("caches_were_cleared", "functions under jax._src.util.cache forget their results in jax.clear_caches", "0.10.1"),
+    ("compilation_cache_hits",
         "the event of a program from the persistent cache, sent by the thread that compiles; XLA:CPU cannot serialise such a program again",
-        OLDEST_SOURCE,
-    ),
-    Internal("varying_axes", "types under shard_map have the mesh axes along which they vary, as `mat.varying`", "0.10.0"),
-    Internal("failed_check_message", "checkify appends ' (`check` failed)' to a message", OLDEST_SOURCE),
-    Internal("backends_are_initialized", "jax._src.xla_bridge knows whether a backend has started", "0.4.26"),
-    Internal("find_trace", "a tracer has its trace as `_trace`", OLDEST_SOURCE),
-    Internal(
-        "without_outer_transform", "name stacks begin with the outermost transform; those of inner programs do not repeat it", OLDEST_SOURCE
-    ),
-    Internal("is_backward", "name stacks mark equations of a backward pass by a transform named transpose", OLDEST_SOURCE),
-    Internal(
-        "refuse_forward_mode",
+        OLDEST_SOURCE),
+    ("varying_axes", "types under shard_map have the mesh axes along which they vary, as `mat.varying`", "0.10.0"),
+    ("failed_check_message", "checkify appends ' (`check` failed)' to a message", OLDEST_SOURCE),
+    ("backends_are_initialized", "jax._src.xla_bridge knows whether a backend has started", "0.4.26"),
+    ("find_trace", "a tracer has its trace as `_trace`", OLDEST_SOURCE),
+    ("without_outer_transform", "name stacks begin with the outermost transform; those of inner programs do not repeat it", OLDEST_SOURCE),
+    ("is_backward", "name stacks mark equations of a backward pass by a transform named transpose", OLDEST_SOURCE),
+    ("refuse_forward_mode",
         "a primitive on a custom_vjp's tangents is evaluated, lowered or batched in forward mode alone, and before JAX refuses it",
-        "0.10.0",
-    ),
-    Internal("jvp_rule", "the parameters of custom_jvp_call", "0.5.1"),
-    Internal("vjp_rules", "the parameters of custom_vjp_call", "0.6.2"),
-    Internal("split_scan_operands", "the parameters of scan: num_consts and num_carry, from JAX 0.11 on ft_in", OLDEST_SOURCE),
-    Internal("function_name", "programs know the name and the file of the function that was traced", "0.5.3"),
-    Internal(
-        "lowers_late_attributes", "an attribute may be an object with __jax_array__, which is read while a program is lowered", "0.4.26"
-    ),
-    Internal(
-        "call_with_replacement",
+        "0.10.0"),
+    ("jvp_rule", "the parameters of custom_jvp_call", "0.5.1"),
+    ("vjp_rules", "the parameters of custom_vjp_call", "0.6.2"),
+    ("split_scan_operands", "the parameters of scan: num_consts and num_carry, from JAX 0.11 on ft_in", OLDEST_SOURCE),
+    ("function_name", "programs know the name and the file of the function that was traced", "0.5.3"),
+    ("lowers_late_attributes", "an attribute may be an object with __jax_array__, which is read while a program is lowered", "0.4.26"),
+    ("call_with_replacement",
         "a lowering rule sees that jax.export lowers the program (for_export), and its platforms; ffi_call has its attributes as pairs",
-        "0.4.36",
-    ),
-)
+        "0.4.36"),
+))  # fmt: skip
 
 
 # ---- compiling
@@ -118,8 +100,7 @@ def reset_compilation_cache() -> None:
 def without_source_locations() -> AbstractContextManager:
     """Return a context in which programs are lowered without the source lines of their operations; see `without_call_stacks`.
 
-    The setting holds for this thread alone, and the user's setting is
-    back after the context.
+    The setting holds for this thread alone, and the user's setting is back after the context.
     """
     return config.traceback_in_locations_limit(0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import jax
@@ -208,10 +209,6 @@ def _clamp(low: Array, x: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
 
-def _view(x: Array, *, dtype: np.dtype) -> Array:
-    return x.view(dtype)
-
-
 def _convert(x: Array, *, dtype: np.dtype) -> Array:
     if x.dtype.kind + dtype.kind in ("iu", "ui") and x.itemsize == dtype.itemsize:
         return x.view(dtype)
@@ -257,7 +254,7 @@ def _find_function(equation: Equation, translator: _Translator, elementwise: boo
     if name == "round" and dtypes[0] in FLOATS and equation.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN:
         return np.rint
     if elementwise and name == "bitcast_convert_type" and dtypes[0].itemsize == equation.params["new_dtype"].itemsize:
-        return partial(_view, dtype=np.dtype(equation.params["new_dtype"]))
+        return methodcaller("view", np.dtype(equation.params["new_dtype"]))
     if elementwise or name not in SHAPED:
         raise UnknownOperation(name)
     return SHAPED[name](equation, translator)
@@ -296,12 +293,8 @@ def _pad(x: Array, value: Array, *, slices: tuple[slice, ...], widths: list[tupl
     return np.pad(x[slices], widths, constant_values=value)
 
 
-def _concatenate(*parts: Array, axis: int) -> Array:
-    return np.concatenate(parts, axis)
-
-
-def _stack(*parts: Array, axis: int) -> Array:
-    return np.stack(parts, axis)
+def _join(*parts: Array, how: Callable[..., Array], axis: int) -> Array:
+    return how(parts, axis)
 
 
 def _split(x: Array, *, ends: list[int], axis: int) -> Any:
@@ -319,8 +312,8 @@ def _accumulate(x: Array, *, how: np.ufunc, axis: int, reverse: bool) -> Array:
     return np.flip(found, axis) if reverse else found
 
 
-def _argument(x: Array, *, how: Callable[..., Array], axis: int, dtype: np.dtype) -> Array:
-    return how(x, axis=axis).astype(dtype)
+def _argument(x: Array, *, how: Callable[..., Array], axes: tuple[int, ...], index_dtype: Any) -> Array:
+    return how(x, axis=axes[0]).astype(index_dtype)
 
 
 def _sort(*operands: Array, axis: int, keys: int) -> Any:
@@ -532,22 +525,13 @@ def _translate_slice(equation: Equation, translator: _Translator) -> Callable[..
     return partial(_take_slices, slices=tuple(zip(params["start_indices"], params["limit_indices"], strides, strict=True)))
 
 
-def _reduction(how: np.ufunc, equation: Equation, translator: _Translator) -> Callable[..., Any]:
-    if equation.invars[0].aval.dtype.kind not in "iub":
+def _of_integers(
+    function: Callable[..., Any], how: Callable[..., Array], kinds: str, names: str, equation: Equation, translator: _Translator
+) -> Callable[..., Any]:
+    """Translate an operation on integers to a function of its parameters of these names."""
+    if equation.invars[0].aval.dtype.kind not in kinds:
         raise UnknownOperation(f"{equation.primitive.name} of floats")
-    return partial(_reduce, how=how, axes=tuple(equation.params["axes"]))
-
-
-def _accumulation(how: np.ufunc, equation: Equation, translator: _Translator) -> Callable[..., Any]:
-    if equation.invars[0].aval.dtype.kind not in "iu":
-        raise UnknownOperation(f"{equation.primitive.name} of floats")
-    return partial(_accumulate, how=how, axis=equation.params["axis"], reverse=equation.params["reverse"])
-
-
-def _search(how: Callable[..., Array], equation: Equation, translator: _Translator) -> Callable[..., Any]:
-    if equation.invars[0].aval.dtype.kind not in "iub":
-        raise UnknownOperation(f"{equation.primitive.name} of floats")
-    return partial(_argument, how=how, axis=equation.params["axes"][0], dtype=np.dtype(equation.params["index_dtype"]))
+    return partial(function, how=how, **{name: equation.params[name] for name in names.split()})
 
 
 def _out_shape(equation: Equation) -> tuple[int, ...]:
@@ -559,20 +543,20 @@ SHAPED: dict[str, Callable[[Equation, _Translator], Callable[..., Any]]] = {
     "bitcast_convert_type": lambda equation, _: partial(_bitcast, dtype=equation.params["new_dtype"], shape=_out_shape(equation)),
     "transpose": lambda equation, _: partial(np.transpose, axes=equation.params["permutation"]),
     "rev": lambda equation, _: partial(np.flip, axis=tuple(equation.params["dimensions"])),
-    "concatenate": lambda equation, _: partial(_concatenate, axis=equation.params["dimension"]),
-    "stack": lambda equation, _: partial(_stack, axis=equation.params.get("axis", 0)),
+    "concatenate": lambda equation, _: partial(_join, how=np.concatenate, axis=equation.params["dimension"]),
+    "stack": lambda equation, _: partial(_join, how=np.stack, axis=equation.params.get("axis", 0)),
     "dynamic_slice": lambda equation, _: partial(_dynamic_slice, sizes=tuple(equation.params["slice_sizes"])),
     "dynamic_update_slice": lambda equation, _: _dynamic_update,
     "cond": lambda equation, translator: partial(_choose, branches=[translator.translate(each) for each in equation.params["branches"]]),
     "iota": _translate_iota, "broadcast_in_dim": _translate_broadcast, "pad": _translate_pad, "split": _translate_split,
     "sort": _translate_sort, "gather": _translate_gather, "slice": _translate_slice, "while": _translate_while, "scan": _translate_scan,
     **dict.fromkeys(SCATTERS, _translate_scatter),
-    **{f"reduce_{name}": partial(_reduction, how) for name, how in {
+    **{f"reduce_{name}": partial(_of_integers, _reduce, how, "iub", "axes") for name, how in {
         "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "or": np.bitwise_or, "and": np.bitwise_and,
         "xor": np.bitwise_xor}.items()},
-    **{f"cum{name}": partial(_accumulation, how) for name, how in {
+    **{f"cum{name}": partial(_of_integers, _accumulate, how, "iu", "axis reverse") for name, how in {
         "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}.items()},
-    "argmax": partial(_search, np.argmax), "argmin": partial(_search, np.argmin),
+    **{f.__name__: partial(_of_integers, _argument, f, "iub", "axes index_dtype") for f in (np.argmax, np.argmin)},
 }  # fmt: skip
 
 

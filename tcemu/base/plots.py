@@ -134,30 +134,6 @@ def suits_log_axis(values: Sequence[float]) -> bool:
     return min(values, default=0) > 0 and max(values) > 8 * min(values)
 
 
-def bar_plot(panels: Mapping[str, tuple[Sequence[int], Sequence[int]]], labels: Sequence[str], *, title: str, note: str = "") -> Figure:
-    """Draw panels of bars, one below the other, with counts on a logarithmic axis.
-
-    Args:
-        panels: Positions and counts of the bars, for the label of each panel's position axis.
-        labels: Label of each panel's count axis.
-        title: Title of the figure.
-        note: Definitions, below the last panel.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    count = max(len(panels), 1)
-    figure = empty_figure(8, 2.2 * count + _words_height(title, note))
-    drawn = zip(figure.subplots(count, 1, squeeze=False).flat, panels.items(), labels, strict=False)
-    for axes, (position_label, (positions, counts)), count_label in drawn:
-        axes.bar(positions, counts, width=0.9)
-        axes.set_yscale("symlog", linthresh=1)
-        axes.set_ylim(0, 2 * max([1, *counts]))
-        axes.set_xlabel(position_label)
-        axes.set_ylabel(count_label)
-    return _add_words(figure, title, note)
-
-
 def _set_log_axis(axes: Any, name: Literal["x", "y"], values: Sequence[float]) -> None:
     """Make one axis logarithmic with ticks at the powers of ten, over at least a decade, and at their triples over less than two."""
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullLocator

@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.base.saved_files import DamagedFile, check_members
-
 PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes")  # packages whose versions are recorded besides tcemu's and Python's
 DIGEST_DIGITS = 16  # hexadecimal digits of a digest
 
@@ -33,21 +31,6 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, str] = field(default_factory=dict)
     inputs: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"versions": dict(self.versions), "evidence": dict(self.evidence), "inputs": self.inputs}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Provenance:
-        """Convert the dict of `to_dict`. Raises DamagedFile."""
-        members = check_members("provenance", data, ("versions", "evidence", "inputs"))
-        texts = [members["versions"], members["evidence"]]
-        if not all(isinstance(part, dict) and all(isinstance(text, str) for text in part.values()) for part in texts):
-            raise DamagedFile("provenance: versions and evidence are objects of texts")
-        if not isinstance(members["inputs"], str):
-            raise DamagedFile(f"provenance.inputs: got {str(members['inputs'])[:80]}; expected text")
-        return cls(**members)
 
 
 def installed_versions() -> dict[str, str]:

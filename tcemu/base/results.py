@@ -2,15 +2,16 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from html import escape
 from math import inf, isfinite, isnan
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from tcemu.base.saved_files import DamagedFile, check_saved, parse_json
+from tcemu.base.plain_values import Codecs, field_types, from_plain, to_plain
+from tcemu.base.saved_files import DamagedFile, check_members, check_saved, parse_json
 from tcemu.base.text import table_lines
 
 MAX_HTML_ROWS = 200  # rows of a table that a notebook shows
@@ -175,49 +176,61 @@ def _csv_cell(value: Scalar) -> str:
 # ---- results read from files
 
 
-Saved = TypeVar("Saved", bound=Result)
+class SavedResult(Result):
+    """Base class of dataclasses that are saved with their table, and can be read again.
 
+    A file has the title, the facts and the records of the table, and the fields.
 
-def read_result(text: str, kind: str, version: int, names: Sequence[str], make: Callable[[dict[str, Any]], Saved]) -> Saved:
-    """Read a result that was saved by its `to_json`.
-
-    Whatever the file says, the result that is made of it must be saved as the same file again. So a record that does not agree with the
-    rest of the file is found.
-
-    Args:
-        text: JSON text.
-        kind: The member "kind" of the file.
-        version: The member "version" of the file.
-        names: Names of the other members.
-        make: Function that makes the result of the members.
-
-    Raises:
-        DamagedFile: It is no such file.
+    Attributes:
+        saved_as: The members "kind" and "version" of their files.
     """
-    data = check_saved(kind, parse_json(text), kind, version, names)
-    try:
-        result = make(data)
-        again = json.loads(result.to_json())
-        str(result)  # raises for values that contradict each other
-    except DamagedFile:
-        raise
-    except RecursionError:
-        raise DamagedFile(f"{kind}: nested too deep") from None
-    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise DamagedFile(f"{kind}: {type(error).__name__}: {str(error)[:200]}") from error
-    if again != data:
-        wrong = [name for name in data if again.get(name) != data[name]]
-        raise DamagedFile(f"{kind}: {', '.join(wrong)} does not agree with the rest of the file")
-    return result
 
+    saved_as: ClassVar[tuple[str, int]]
 
-def check_type(name: str, value: Any, kind: type) -> Any:
-    """Return a value of a file if it has exactly this type. Raises DamagedFile."""
-    if type(value) is not kind:
-        raise DamagedFile(f"{name}: got {str(value)[:80]!r}; expected {'a list' if kind in (list, tuple) else kind.__name__}")
-    return value
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table and the fields as plain values, as `from_json` reads them."""
+        return self.to_members(None)
 
+    def to_members(self, codecs: Codecs | None) -> dict[str, Any]:
+        """Return all members of a file. codecs: how fields of some annotations are saved."""
+        kind, version = self.saved_as
+        return {"kind": kind, "version": version, **self.table().to_dict(), **to_plain(self, codecs)}
 
-def read_float(value: Any) -> Any:
-    """Convert a number of a record, or its text "nan", "+inf" or "-inf", to a float."""
-    return float(value) if value in ("nan", "+inf", "-inf") else value
+    @classmethod
+    def from_members(cls, data: dict[str, Any], codecs: Codecs | None = None) -> Self:
+        """Make the result of the members of a file."""
+        return from_plain(cls.saved_as[0], cls, {name: data[name] for name in field_types(cls) if name in data}, codecs)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` writes.
+
+        Whatever the file says, the result that is made of it must be saved as the same file again. So a record that does not agree with the
+        rest of the file is found.
+
+        Args:
+            text: JSON text. It is not trusted: unknown names and other types are rejected.
+
+        Returns:
+            The result. Functions in policies come back as their names, and arrays do not come back.
+
+        Raises:
+            DamagedFile: It is no such result of this version. It is a ValueError.
+        """
+        data, (kind, version) = parse_json(text), cls.saved_as
+        head = {name: data[name] for name in ("kind", "version") if name in data} if isinstance(data, dict) else data
+        check_saved(kind, head, kind, version, ())
+        try:
+            result = cls.from_members(data)
+            again = json.loads(result.to_json())
+            str(result)  # raises for values that contradict each other
+        except DamagedFile:
+            raise
+        except RecursionError:
+            raise DamagedFile(f"{kind}: nested too deep") from None
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            raise DamagedFile(f"{kind}: {type(error).__name__}: {str(error)[:200]}") from error
+        wrong = [name for name in check_members(kind, data, again) if again[name] != data[name]]
+        if wrong:
+            raise DamagedFile(f"{kind}: {', '.join(wrong)} does not agree with the rest of the file")
+        return result

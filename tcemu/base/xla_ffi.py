@@ -24,70 +24,29 @@ class Struct(ctypes.Structure):
     """A structure of the C API. ctypes lays it out as a C compiler does."""
 
 
-class Extension_Base(Struct):
-    _fields_ = (("struct_size", c_size_t), ("type", c_int32), ("next", c_void_p))
+SIZE, START = ("struct_size", c_size_t), ("extension_start", c_void_p)  # the first fields of most structures
 
 
-class Api_Version(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("major_version", c_int32), ("minor_version", c_int32))
+def _struct(name: str, *fields: tuple[str, Any]) -> type[Struct]:
+    return type(name, (Struct,), {"_fields_": fields})
 
 
-class Metadata(Struct):
-    _fields_ = (("struct_size", c_size_t), ("api_version", Api_Version), ("traits", c_uint32), ("state_type_id", c_int64))
-
-
-class Metadata_Extension(Struct):
-    _fields_ = (("extension_base", Extension_Base), ("metadata", c_void_p))
-
-
-class Buffer(Struct):
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("dtype", c_int32), ("data", c_void_p), ("rank", c_int64),
-        ("dims", c_void_p),
-    )  # fmt: skip
-
-
-class Args(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p), ("args", c_void_p))
-
-
-class Rets(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p), ("rets", c_void_p))
-
-
-class CallFrame(Struct):
-    """The structure without the fields behind the last one that is used."""
-
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api", c_void_p), ("ctx", c_void_p), ("stage", c_int32), ("args", Args),
-        ("rets", Rets),
-    )  # fmt: skip
-
-
-class Error_Destroy_Args(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("error", c_void_p))
-
-
-class ThreadPool_Schedule_Args(Struct):
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("ctx", c_void_p), ("task", c_void_p), ("data", c_void_p),
-    )  # fmt: skip
-
-
-class ThreadPool_NumThreads_Args(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("ctx", c_void_p), ("num_threads", c_void_p))
-
-
-class Api(Struct):
-    """The structure without the fields behind the last one that is used."""
-
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api_version", Api_Version), ("internal_api", c_void_p),
-        *((name, c_void_p) for name in (
-            "Error_Create", "Error_GetMessage", "Error_Destroy", "Handler_Register", "Stream_Get", "Type_Register", "ExecutionContext_Get",
-            "State_Set", "State_Get", "DeviceMemory_Allocate", "DeviceMemory_Free", "ThreadPool_Schedule", "ThreadPool_NumThreads",
-        )),
-    )  # fmt: skip
+Extension_Base = _struct("Extension_Base", SIZE, ("type", c_int32), ("next", c_void_p))
+Api_Version = _struct("Api_Version", SIZE, START, ("major_version", c_int32), ("minor_version", c_int32))
+Metadata = _struct("Metadata", SIZE, ("api_version", Api_Version), ("traits", c_uint32), ("state_type_id", c_int64))
+Metadata_Extension = _struct("Metadata_Extension", ("extension_base", Extension_Base), ("metadata", c_void_p))
+Buffer = _struct("Buffer", SIZE, START, ("dtype", c_int32), ("data", c_void_p), ("rank", c_int64), ("dims", c_void_p))
+Args = _struct("Args", SIZE, START, ("size", c_int64), ("types", c_void_p), ("args", c_void_p))
+Rets = _struct("Rets", SIZE, START, ("size", c_int64), ("types", c_void_p), ("rets", c_void_p))
+Error_Destroy_Args = _struct("Error_Destroy_Args", SIZE, START, ("error", c_void_p))
+ThreadPool_Schedule_Args = _struct("ThreadPool_Schedule_Args", SIZE, START, *((name, c_void_p) for name in ("ctx", "task", "data")))
+ThreadPool_NumThreads_Args = _struct("ThreadPool_NumThreads_Args", SIZE, START, ("ctx", c_void_p), ("num_threads", c_void_p))
+# without the fields behind the last one that is used
+CallFrame = _struct("CallFrame", SIZE, START, ("api", c_void_p), ("ctx", c_void_p), ("stage", c_int32), ("args", Args), ("rets", Rets))
+Api = _struct("Api", SIZE, START, ("api_version", Api_Version), ("internal_api", c_void_p), *((name, c_void_p) for name in (
+    "Error_Create", "Error_GetMessage", "Error_Destroy", "Handler_Register", "Stream_Get", "Type_Register", "ExecutionContext_Get",
+    "State_Set", "State_Get", "DeviceMemory_Allocate", "DeviceMemory_Free", "ThreadPool_Schedule", "ThreadPool_NumThreads",
+)))  # fmt: skip
 
 
 @cache

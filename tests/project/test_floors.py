@@ -23,18 +23,19 @@ WINGS = {  # from the ground up: a wing imports from those before it. Of each it
     "engine": ("formats", "isa layouts", "arithmetic", "architectures", "backends", "instructions"),
     "operations": ("quantize products functional",),
     "uses": ("emulation explanation study silicon fuzz replay viz", "drift"),
-    "kernels": ("ptx", "triton cute"),
+    "kernels": ("ptx", "triton cute xla"),
     "faces": ("torch commands data",),
 }
 PUBLIC = (  # files with the public names of a room
     "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "functional",
-    "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "cute", "inductor", "torch",
+    "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "cute", "inductor", "xla", "torch",
 )  # fmt: skip
 PROGRAMS = ("testing", "cli", "__main__")  # files that use the wings as a user does
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
     "layouts isa",
     "quantize products functional",
     "explanation study emulation silicon fuzz viz replay",
+    "triton xla",
     "commands cli __main__",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
@@ -323,6 +324,7 @@ def test_only_faces_of_kernels_import_them():
         "tcemu/triton.py",
         "tcemu/cute.py",
         "tcemu/inductor.py",
+        "tcemu/xla.py",
         *(f"tcemu/faces/commands/{name}_command.py" for name in ("run", "launches")),
     }
     assert {path for path in outside if not path.startswith("tcemu/kernels/")} <= allowed

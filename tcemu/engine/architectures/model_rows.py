@@ -170,7 +170,6 @@ UNDIGESTED = CommonEvidence()
 
 
 def _digested_forms(gpu: str) -> CommonEvidence:
-    """Return the evidence of the digests of one card."""
     return CommonEvidence(
         mma=_digested((gpu,), "integers and bits", 10_752),
         sparse=_digested((gpu,), "integers, A and B of one type", 9_216),
@@ -186,11 +185,8 @@ def _integers(targets: tuple[str, ...], *families: str, known: Evidence = BY_DEF
 def _clamped(targets: tuple[str, ...], s8: Evidence, others: Evidence, *, by_halves: bool = False) -> Iterator[ModelRow]:
     """Yield the rows of the longest integer instructions with .satfinite, of which PTX does not say when they clamp.
 
-    Args:
-        targets: The targets.
-        s8: Evidence of the dense instruction of s8.
-        others: Evidence of the other types and of the sparse instructions.
-        by_halves: True if a step takes half of the instruction, 128 bits of each row; False if it takes all.
+    s8: evidence of the dense instruction of s8; others: of the other types and of the sparse instructions; by_halves: a step takes half of
+    the instruction, 128 bits of each row; else it takes all.
     """
     for family, types, shape, known in (
         ("mma", (S8,), "m16n8k32", s8),

@@ -59,7 +59,6 @@ def max_f32(x: Array) -> Array:
 
 
 def is_nan_f32(codes: Array) -> Array:
-    """Return True for NaN."""
     return (codes & MAGNITUDE) > INFINITY
 
 

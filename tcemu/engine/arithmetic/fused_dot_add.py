@@ -106,7 +106,6 @@ def _field(value: Any) -> Any:
 
 
 def pair_products(a: Multiplicand, b: Multiplicand) -> list[StepProduct]:
-    """Pairs the factors of every product of a step."""
     row, column = (lambda v, t: v[..., :, t, None]), (lambda v, t: v[..., t, None, :])
     return [
         StepProduct(Pair(row(a.significand, t), column(b.significand, t)), Pair(row(a.exponent, t), column(b.exponent, t)))

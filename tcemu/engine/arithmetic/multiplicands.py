@@ -53,7 +53,6 @@ class Multiplicand(NamedTuple):
 
 
 def decode_scales(fmt: Format, codes: ArrayLike) -> DecodedScales:
-    """Decode the codes of block scales."""
     x = decode(fmt, integers(codes))
     nan = integers(codes).never() if x.special is None else x.special
     exponent = nan.select(SPECIAL_EXPONENT, x.exponent - BIAS)

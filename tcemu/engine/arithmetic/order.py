@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from tcemu.engine.arithmetic.model import DEALING_WIDTHS, Model
@@ -55,6 +56,23 @@ class Order:
         width = DEALING_WIDTHS[self.dealing]
         dealt = products.reshape(-1, k // (width * self.groups), self.groups, width, *products.shape[1:]).swapaxes(1, 2)
         return (dealt[:, ::-1] if self.dealing == "reversed" else dealt).reshape(products.shape)
+
+    def is_arranged(self, k: int) -> bool:
+        """True if the products of each step follow each other along K."""
+        return self.groups == 1 and k % self.step_size(k) == 0
+
+    def arrange(self, products: Any, k: int, axis: int) -> Any:
+        """JAX or NumPy arrays with K, whole instructions, at a negative `axis`, brought into the order of the steps.
+
+        The last step of a group is filled with zeros, which take no part.
+        """
+        if self.is_arranged(k):
+            return products
+        group, at = k // self.groups, products.ndim + axis
+        dealt = jnp.moveaxis(self.deal(jnp.moveaxis(products, at, 0), k), 0, at)
+        parts = dealt.reshape(*dealt.shape[:at], -1, group, *dealt.shape[at + 1 :])
+        parts = jnp.pad(parts, [(0, -group % self.step_size(k) if axis == at + 1 else 0) for axis in range(parts.ndim)])
+        return parts.reshape(*dealt.shape[:at], -1, *dealt.shape[at + 1 :])
 
     def steps(self, k: int) -> list[list[int]]:
         """The products of each step of one instruction, by their numbers along K."""

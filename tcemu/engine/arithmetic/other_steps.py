@@ -124,7 +124,6 @@ def _limb(magnitude: Array, place: Array) -> Array:
 
 
 def _any(conditions: Sequence[Array]) -> Array:
-    """Returns whether any condition holds."""
     found = conditions[0]
     for condition in conditions[1:]:
         found = found | condition
@@ -295,7 +294,6 @@ def _floor(x: _Fixed, unit: Array) -> _Fixed:
 
 
 def _add_fixed(x: _Fixed, y: _Fixed) -> _Fixed:
-    """Adds two numbers of one unit."""
     return _Fixed(*bits.add_signed(x.negative, x.magnitude, y.negative, y.magnitude), x.unit)
 
 

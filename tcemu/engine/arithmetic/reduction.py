@@ -141,16 +141,10 @@ def _split_steps(order: Order, spec: ProductSpec, operand: Any, axis: int) -> An
     """Splits codes and their scales [..., K, ...], K at `axis`, into steps, a new first axis. The last step of a group is filled with
     zeros, which take no part.
     """
-    group, terms = spec.k // order.groups, order.step_size(spec.k)
 
     def cut(v: Array) -> Array:
-        at = v.ndim + axis
-        before, after = v.shape[:at], v.shape[at + 1 :]
-        if order.groups > 1:
-            v = jnp.moveaxis(order.deal(jnp.moveaxis(v, at, 0), spec.k), 0, at)
-        v = v.reshape(*before, -1, group, *after)
-        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after))
-        return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
+        at, v = v.ndim + axis, order.arrange(v, spec.k, axis)
+        return jnp.moveaxis(v.reshape(*v.shape[:at], -1, order.step_size(spec.k), *v.shape[at + 1 :]), at, 0)
 
     return jax.tree.map(cut, operand)
 

@@ -106,7 +106,6 @@ def _row_and_rest(polynomial: _Polynomial, fraction: Array) -> tuple[Array, Arra
 
 
 def _field(codes: Array) -> Array:
-    """Return the exponent field, int32."""
     return ((codes & MAGNITUDE) >> FRACTION_BITS).astype(jnp.int32)
 
 

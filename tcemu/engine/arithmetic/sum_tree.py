@@ -170,11 +170,9 @@ class Algebra(Addition):
         return np.where(mask.reshape(mask.shape + (1,) * (np.ndim(x) - mask.ndim)), x, y)
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
-        """Concatenate along an axis of the grid."""
         return np.concatenate(parts, axis)
 
     def move_first(self, sums: Any, axis: int) -> Any:
-        """Move an axis of the grid to the front."""
         return np.moveaxis(sums, axis, 0)
 
 
@@ -193,7 +191,6 @@ def evaluate(node: Node, algebra: Algebra) -> Any:
 
 
 def grid_shape(node: Node) -> tuple[int, ...]:
-    """Return the shape of the sums of a tree."""
     if isinstance(node, Chain):
         return node.grid if node.sums is None else (node.sums,)
     if isinstance(node, Concat):

@@ -228,7 +228,6 @@ def _match_axes(arrays: Tree) -> Tree:
 
 
 def _product_name(spec: ProductSpec) -> str:
-    """A product as messages name it."""
     return f"{spec.family} of {spec.a} by {spec.b} to {spec.d}"
 
 

@@ -17,13 +17,11 @@ from tcemu.base.execution import PORTABLE, current_execution
 from tcemu.engine.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.engine.backends.cuda import quantize_kernel
 from tcemu.engine.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
-from tcemu.engine.backends.llvm import elementwise_programs
+from tcemu.engine.backends.llvm import llvm_programs
 from tcemu.engine.formats.number_formats import F32, Format
 
 
 class PlatformKernel(NamedTuple):
-    """The kernels of one platform."""
-
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
     finds_scales: bool  # they take a MagnitudeRequest too, and e4m3 as the source
@@ -32,7 +30,7 @@ class PlatformKernel(NamedTuple):
 
 KERNELS = {  # by the platform, as `lax.platform_dependent` names it
     "cuda": PlatformKernel(quantize_kernel.unavailable_reason, quantize_kernel.run, finds_scales=False, casts=True),
-    "cpu": PlatformKernel(elementwise_programs.unavailable_reason, elementwise_programs.run, finds_scales=True, casts=False),
+    "cpu": PlatformKernel(llvm_programs.missing_elementwise, llvm_programs.run_elementwise, finds_scales=True, casts=False),
 }
 
 
@@ -40,12 +38,14 @@ class ElementwiseCall(NamedTuple):
     """A request to the kernel of a platform, a `BatchedCall`."""
 
     platform: str
-    request: ElementwiseRequest
+    request: ElementwiseRequest | MagnitudeRequest
     by_row: bool = False  # each row has scales of its own
 
     @property
     def axes(self) -> tuple[str, ...]:
         depth = self.request.depth
+        if isinstance(self.request, MagnitudeRequest):
+            return "r k", "r g"
         if depth is None:
             return "r k", "r k"
         of_scales = f"{'r' if self.by_row else 's'} {'k' if depth == 1 else 'g'}"
@@ -53,37 +53,18 @@ class ElementwiseCall(NamedTuple):
 
     @property
     def sharing(self) -> tuple[str, ...]:
-        return ("",) if self.request.depth is None else ("", "scales")
+        return ("",) if self.request.depth is None or isinstance(self.request, MagnitudeRequest) else ("", "scales")
 
     def __call__(self, *operands: Array) -> Array:
         codes, *scales = operands
-        result = jax.ShapeDtypeStruct(codes.shape, self.request.target.dtype)
+        if isinstance(self.request, MagnitudeRequest):
+            *others, k = codes.shape
+            result = jax.ShapeDtypeStruct((*others, -(-k // self.request.depth)), F32.dtype)
+        else:
+            result = jax.ShapeDtypeStruct(codes.shape, self.request.target.dtype)
         if codes.size == 0:
             return jnp.zeros(result.shape, result.dtype)
         return KERNELS[self.platform].run(self.request, result, codes, *scales)
-
-
-class MagnitudeCall(NamedTuple):
-    """A request for max magnitudes to the kernel of a platform, a `BatchedCall`."""
-
-    platform: str
-    request: MagnitudeRequest
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return "r k", "r g"
-
-    @property
-    def sharing(self) -> tuple[str, ...]:
-        return ("",)
-
-    def __call__(self, *operands: Array) -> Array:
-        (codes,) = operands
-        *others, k = codes.shape
-        result = jax.ShapeDtypeStruct((*others, -(-k // self.request.depth)), F32.dtype)
-        if codes.size == 0:
-            return jnp.zeros(result.shape, result.dtype)
-        return KERNELS[self.platform].run(self.request, result, codes)
 
 
 def kernel_programs(
@@ -137,7 +118,7 @@ def max_magnitudes(source: Format, depth: int | None, scale: ScaleRequest | None
         platform: A key of `KERNELS` that has a kernel for them.
         codes: Codes of x [..., R, K], K not 0.
     """
-    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
+    return call_batched(ElementwiseCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
 
 
 def multiply_f32(platform: str, x: Array, y: Array) -> Array:

@@ -128,13 +128,9 @@ def _as_float(value: Array) -> Array:
 
 
 def _assemble(value: Array, lost: Array, exponent: Array, flush: bool = False) -> Array:
-    """Returns the code of a magnitude.
+    """Returns the code of a magnitude; flush: a subnormal one is zero.
 
-    Args:
-        value: Its significand, rounded to nearest.
-        lost: A number with the sign of what was rounded off.
-        exponent: As in `Significand`; any number.
-        flush: A subnormal result is zero.
+    value: its significand, rounded to nearest; lost: a number with the sign of what was rounded off; exponent: as in `Significand`, any.
     """
     normal = (exponent.astype(jnp.uint32) << F32.mantissa_bits) + (value - HIDDEN)
     code = jnp.where(exponent >= F32.infinity >> F32.mantissa_bits, INFINITY, normal)

@@ -420,5 +420,4 @@ def _round_directly(source: Format, target: Format, saturate: bool, codes: Array
 
 @compile_once(0, 1, 2, 3)
 def _convert(source: Format, target: Format, rounding: str, saturate: bool, codes: Array, random: Array | None) -> Array:
-    """Compile one conversion for each pair of formats and rounding."""
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands, row_by_row
+from tcemu.engine.backends.product_requests import StoredOperand, WarpOperands, row_by_row
 from tcemu.engine.instructions.selected_operands import MetadataRegisters, ScaleRegisters
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.operand_fragments import matrix_fragment

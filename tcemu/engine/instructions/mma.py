@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 from tcemu.base.meshes import shard_like
 from tcemu.engine.architectures.lookup import Arithmetic
 from tcemu.engine.arithmetic.model import Model
-from tcemu.engine.backends.product_requests import RegisterForms
-from tcemu.engine.backends.register_operands import KernelRegisters, WarpOperands
+from tcemu.engine.backends.product_requests import KernelRegisters, RegisterForms, WarpOperands
 from tcemu.engine.instructions.kernel_operands import accumulators_match, stack_selectors, warp_operands
 from tcemu.engine.instructions.operand_checks import (
     check_lane_registers,

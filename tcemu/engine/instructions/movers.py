@@ -14,9 +14,10 @@ from jax.typing import ArrayLike
 
 from tcemu.base.checking import forbid, forbid_concrete
 from tcemu.engine.backends.dispatch import move_words
+from tcemu.engine.backends.product_requests import StatementLaunch
 from tcemu.engine.formats.number_formats import U8, Format
 from tcemu.engine.instructions.operand_checks import check_registers, resolve_mover
-from tcemu.engine.instructions.statement_operands import mover_launch, movmatrix_launch
+from tcemu.engine.instructions.statement_operands import mover_launch
 from tcemu.engine.isa.families import LANES, Instruction, Mover
 from tcemu.engine.isa.legality import manual_section
 from tcemu.engine.isa.targets import TARGETS
@@ -53,7 +54,7 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
     (tests/golden/pantheonsim.json); what padding does: `tcemu.engine.architectures.container_rows`.
     """
     op, target = resolve_mover(op, target, "ldmatrix", Mover, "ldmatrix")
-    operands = bind_ldmatrix(op, shared, address, every_lane=target in TARGETS and TARGETS[target].loads_all_rows, checked=checked)
+    operands = bind_mover(op, shared, address, every_lane=target in TARGETS and TARGETS[target].loads_all_rows, checked=checked)
     return move_words(op, lambda: mover_launch(op, operands), lambda: _load(op, operands.shared, operands.rows))
 
 
@@ -81,7 +82,7 @@ def stmatrix(
     Source: PTX ISA 9.7.14.5.16.
     """
     op, _ = resolve_mover(op, target, "stmatrix", Mover, "stmatrix")
-    operands = bind_stmatrix(op, shared, address, registers, checked=checked)
+    operands = bind_mover(op, shared, address, registers, checked=checked)
     return move_words(op, lambda: mover_launch(op, operands), lambda: _store(op, operands.shared, operands.rows, operands.registers))
 
 
@@ -104,8 +105,8 @@ def movmatrix(op: str | Instruction, registers: ArrayLike, *, target: str | None
     Source: PTX ISA 9.7.14.5.17.
     """
     op, _ = resolve_mover(op, target, "movmatrix", Mover, "movmatrix")
-    operands = bind_movmatrix(op, registers)
-    return move_words(op, lambda: movmatrix_launch(op, operands), lambda: _transpose(operands.registers))
+    words = check_registers(op, "a", registers, "registers")
+    return move_words(op, lambda: StatementLaunch(0, {}, {"a": words}), lambda: _transpose(words))
 
 
 class Rows(NamedTuple):
@@ -115,58 +116,31 @@ class Rows(NamedTuple):
     good: Array | None  # bool: where that is legal; None: everywhere
 
 
-class LdmatrixOperands(NamedTuple):
-    """The operands of an ldmatrix. shared: uint32[..., words]; address: integers [..., 32], in bytes."""
-
-    shared: Array
-    address: Integers
+class MoverOperands(NamedTuple):
+    shared: Array  # uint32[..., words]
+    address: Integers  # [..., 32], in bytes
     rows: Rows
+    registers: Array | None  # of an stmatrix, uint32[..., 32, n]
 
 
-class StmatrixOperands(NamedTuple):
-    """The operands of an stmatrix: those of an ldmatrix, and registers, uint32[..., 32, n]."""
-
-    shared: Array
-    address: Integers
-    rows: Rows
-    registers: Array
-
-
-class MovmatrixOperands(NamedTuple):
-    """The operand of a movmatrix, uint32[..., 32, 1]."""
-
-    registers: Array
-
-
-def bind_ldmatrix(op: Mover, shared: ArrayLike, address: ArrayLike, *, every_lane: bool = False, checked: bool = False) -> LdmatrixOperands:
-    """The operands of an ldmatrix, checked. Arguments and errors are those of `ldmatrix`.
+def bind_mover(
+    op: Mover, shared: ArrayLike, address: ArrayLike, registers: ArrayLike | None = None, *, every_lane: bool = False, checked: bool = False
+) -> MoverOperands:
+    """The operands of an ldmatrix or stmatrix, checked. Arguments and errors are those of `ldmatrix` and `stmatrix`.
 
     every_lane: the address of every lane must be legal, not only those of the lanes that name a row.
     """
-    memory, at = as_memory("shared", shared), _bind_address(op, address)
-    return LdmatrixOperands(shared=memory, address=at, rows=_bind_rows(op, memory.shape[-1], at, checked, every_lane))
-
-
-def bind_stmatrix(
-    op: Mover, shared: ArrayLike, address: ArrayLike, registers: ArrayLike, *, every_lane: bool = False, checked: bool = False
-) -> StmatrixOperands:
-    """The operands of an stmatrix, checked. Arguments and errors are those of `stmatrix`; every_lane: as in `bind_ldmatrix`."""
     memory = as_memory("shared", shared)
-    words = check_registers(op, "r", registers, "registers")
+    words = None if registers is None else check_registers(op, "r", registers, "registers")
     at = _bind_address(op, address)
     rows = _bind_rows(op, memory.shape[-1], at, checked, every_lane)
-    if checked:
+    if checked and words is not None:
         lanes = np.arange(rows.starts.shape[-1])
         again = ((rows.starts[..., :, None] == rows.starts[..., None, :]) & (lanes[:, None] > lanes)).any(-1)
         forbid(
             again, f"{op}: lane {{lane}} stores where a lower lane does, which PTX leaves open. PTX ISA {manual_section(op)}", lane=lanes
         )
-    return StmatrixOperands(shared=memory, address=at, rows=rows, registers=words)
-
-
-def bind_movmatrix(op: Instruction, registers: ArrayLike) -> MovmatrixOperands:
-    """The operand of a movmatrix, checked. Arguments and errors are those of `movmatrix`."""
-    return MovmatrixOperands(registers=check_registers(op, "a", registers, "registers"))
+    return MoverOperands(memory, at, rows, words)
 
 
 def _fragment(op: Mover) -> Fragment:
@@ -174,7 +148,7 @@ def _fragment(op: Mover) -> Fragment:
     return mover_fragment((op.m, op.n), op.num, trans=op.trans)
 
 
-def _bind_address(op: Instruction, address: ArrayLike) -> Integers:
+def _bind_address(op: Mover, address: ArrayLike) -> Integers:
     at = as_integers("address", address)
     if at.ndim < 1 or at.shape[-1] != LANES:
         raise ValueError(
@@ -212,7 +186,6 @@ def _bad(address: Integers, words: int) -> tuple[Array | np.ndarray, Array | np.
 
 
 def _last(words: int) -> int:
-    """The highest address of a row."""
     return 4 * (words - ROW_WORDS) // ROW_BYTES * ROW_BYTES
 
 

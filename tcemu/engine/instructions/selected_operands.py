@@ -53,7 +53,6 @@ def scale_selector(op: MatrixMultiply, name: str, value: tuple[ArrayLike, ArrayL
 
 
 def _selector(op: Instruction, name: str, value: ArrayLike, wanted: tuple[int, ...]) -> Array:
-    """Return one of the `wanted` numbers as int32, or raise."""
     if isinstance(value, Tracer):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
             raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; expected one integer for {op}. PTX ISA {manual_section(op)}")

@@ -31,12 +31,8 @@ def mma_launch(op: Instruction, bound: Any, selector: ArrayLike | None = None, *
     return StatementLaunch(form=0, immediates=immediates, words=words)
 
 
-def wmma_mma_launch(op: Instruction, bound: Any) -> StatementLaunch:
-    return StatementLaunch(form=0, immediates={}, words=bound._asdict())
-
-
 def wmma_memory_launch(op: WmmaMemory, lines: StridedLines, bound: Any, offset: ArrayLike, stride: ArrayLike | None) -> StatementLaunch:
-    """bound: of `bind_wmma_load` or `bind_wmma_store`, made with this offset and stride."""
+    """bound: of `bind_wmma_memory`, made with this offset and stride."""
     bits, least = lines.bits, line_alignment(op, lines)
     words = {"memory": bound.memory} | ({"r": bound.fragment} if op.family == "wmma.store" else {})
     start = _concrete_array("offset", as_integers("offset", offset))
@@ -69,17 +65,13 @@ def line_alignment(op: WmmaMemory, lines: StridedLines) -> int:
 
 
 def mover_launch(op: Instruction, bound: Any) -> StatementLaunch:
-    """bound: of `bind_ldmatrix` or `bind_stmatrix`."""
+    """bound: of `bind_mover`."""
     address, used = _concrete_array("address", bound.address), bound.rows.starts.shape[-1]
     if op.family == "stmatrix" and (np.diff(np.sort(address[..., :used])) == 0).any():
         raise Unsupported("two lanes have one address, and which row stays is open in PTX")
     address = np.where(np.arange(LANES) < used, address, 0)  # those of the other lanes may be anything
     words = {"memory": bound.shared, "address": _words(address)[..., None]}
     return StatementLaunch(form=0, immediates={}, words=words | ({"r": bound.registers} if op.family == "stmatrix" else {}))
-
-
-def movmatrix_launch(op: Instruction, bound: Any) -> StatementLaunch:
-    return StatementLaunch(form=0, immediates={}, words={"a": bound.registers})
 
 
 def wgmma_launch(op: Instruction, bound: Any, sp_sel: int = 0) -> StatementLaunch:

@@ -43,7 +43,6 @@ class TensorMemory(NamedTuple):
         return cls(value.reshape(*value.shape[: -3 if ctas == 2 else -2], -1), ctas, value.shape[-1])
 
     def indices(self, address: Any, lane: Any, column: Any, cta: Any) -> Any:
-        """Return the indices of cells that are counted from an address."""
         return cell_indices(address, lane, column, cta, self.columns)
 
     def load(self, indices: Any) -> Array:
@@ -60,7 +59,6 @@ class TensorMemory(NamedTuple):
 
 
 def check_tensor_memory(tmem: ArrayLike, ctas: int, target: str) -> Array | np.ndarray:
-    """Tensor memory of the columns that the target has."""
     value = tmem if isinstance(tmem, jax.Array) else np.asarray(tmem)
     shape = ((2,) if ctas == 2 else ()) + (LANES, TARGETS[resolve_target(target)].tensor_columns)
     if value.dtype != jnp.uint32:

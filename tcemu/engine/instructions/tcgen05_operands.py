@@ -57,8 +57,6 @@ class ProductOperands(NamedTuple):
 
 
 class ReadProduct(NamedTuple):
-    """The operands that an mma reads."""
-
     memory: TensorMemory
     a_parts: list[Array]  # codes of A [..., cta, rows, K], for each part of D's columns or once for all
     b: Array  # codes of B's transpose [..., N, K]

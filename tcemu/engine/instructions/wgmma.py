@@ -16,8 +16,7 @@ from tcemu.base.checking import forbid
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.base.meshes import shard_like
 from tcemu.engine.arithmetic.model import Model
-from tcemu.engine.backends.product_requests import RegisterForms
-from tcemu.engine.backends.register_operands import KernelRegisters, WarpOperands
+from tcemu.engine.backends.product_requests import KernelRegisters, RegisterForms, WarpOperands
 from tcemu.engine.instructions.kernel_operands import TILE_COLUMNS, stack_selectors, warp_operands
 from tcemu.engine.instructions.operand_checks import (
     check_lane_registers,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from tcemu.base.errors import Unsupported
 from tcemu.base.meshes import shard_like
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.backends.dispatch import move_words
+from tcemu.engine.backends.product_requests import StatementLaunch
 from tcemu.engine.instructions.operand_checks import (
     check_registers,
     instruction_product,
@@ -27,7 +29,7 @@ from tcemu.engine.instructions.operand_checks import (
     unpack_matrix,
 )
 from tcemu.engine.instructions.register_products import Family, compute_registers
-from tcemu.engine.instructions.statement_operands import wmma_memory_launch, wmma_mma_launch
+from tcemu.engine.instructions.statement_operands import wmma_memory_launch
 from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaMemory
 from tcemu.engine.isa.operand_fragments import WMMA_SM
 from tcemu.engine.isa.targets import TARGETS
@@ -69,10 +71,7 @@ def wmma_load(
     Source: PTX ISA 9.7.14.4.1-3. PTX leaves the fragments open; they are rows of `tcemu.layouts`.
     """
     op, target = resolve_mover(op, target, "wmma_load", WmmaMemory, "wmma.load")
-    operands = bind_wmma_load(op, memory, offset=offset, stride=stride, checked=checked)
-    sm, lines = _generation(target), memory_lines(op)
-    launch = lambda: wmma_memory_launch(_require_current_fragments(op, sm), lines, operands, offset, stride)
-    return move_words(op, launch, lambda: _load(replace(op, space=None), sm, operands))
+    return _move_lines(op, target, bind_wmma_memory(op, memory, offset=offset, stride=stride, checked=checked), offset, stride, _load)
 
 
 def wmma_store(
@@ -107,10 +106,14 @@ def wmma_store(
     Source: PTX ISA 9.7.14.4.1, 9.7.14.4.2, 9.7.14.4.4.
     """
     op, target = resolve_mover(op, target, "wmma_store", WmmaMemory, "wmma.store")
-    operands = bind_wmma_store(op, memory, fragment, offset=offset, stride=stride, checked=checked)
-    sm, lines = _generation(target), memory_lines(op)
-    launch = lambda: wmma_memory_launch(_require_current_fragments(op, sm), lines, operands, offset, stride)
-    return move_words(op, launch, lambda: _store(replace(op, space=None), sm, operands))
+    operands = bind_wmma_memory(op, memory, fragment, offset=offset, stride=stride, checked=checked)
+    return _move_lines(op, target, operands, offset, stride, _store)
+
+
+def _move_lines(op: WmmaMemory, target: str | None, operands: Any, offset: Any, stride: Any, emulate: Callable[..., Array]) -> Array:
+    sm = _generation(target)
+    launch = lambda: wmma_memory_launch(_require_current_fragments(op, sm), memory_lines(op), operands, offset, stride)
+    return move_words(op, launch, lambda: emulate(replace(op, space=None), sm, operands))
 
 
 def wmma_mma(
@@ -150,9 +153,14 @@ def wmma_mma(
     def call(given: WmmaMmaOperands) -> Array:
         # from sm_75 on fragments do not depend on the layouts in memory, so that one compiled program serves all four layouts
         emulated = replace(applied.decoded_op, alayout="row", blayout="col") if sm >= 75 else None
-        return compute_registers(applied, _family(sm), given, lambda: wmma_mma_launch(_require_current_fragments(op, sm), given), emulated)
+        return compute_registers(applied, _family(sm), given, lambda: _mma_launch(op, sm, given), emulated)
 
     return shard_like(lambda given: given.a[..., :1] | given.b[..., :1] | given.c[..., :1], call, operands)
+
+
+def _mma_launch(op: MatrixMultiply, sm: int, given: WmmaMmaOperands) -> StatementLaunch:
+    _require_current_fragments(op, sm)
+    return StatementLaunch(0, {}, given._asdict())
 
 
 def _require_current_fragments(op: Record, sm: int) -> Record:
@@ -173,18 +181,9 @@ class LinePlacement:
     known_step: int | None = field(metadata={"static": True})  # the step, if it is one number and known before tracing
 
 
-class WmmaLoadOperands(NamedTuple):
-    """The operands of a wmma.load. memory: uint32[..., words]."""
-
-    memory: Array
-    place: LinePlacement
-
-
-class WmmaStoreOperands(NamedTuple):
-    """The operands of a wmma.store. memory: uint32[..., words]; fragment: uint32[..., 32, n]."""
-
-    memory: Array
-    fragment: Array
+class WmmaMemoryOperands(NamedTuple):
+    memory: Array  # uint32[..., words]
+    fragment: Any  # of a wmma.store, uint32[..., 32, n]
     place: LinePlacement
 
 
@@ -196,21 +195,19 @@ class WmmaMmaOperands(NamedTuple):
     c: Array
 
 
-def bind_wmma_load(
-    op: WmmaMemory, memory: ArrayLike, *, offset: ArrayLike = 0, stride: ArrayLike | None = None, checked: bool = False
-) -> WmmaLoadOperands:
-    """The operands of a wmma.load, checked. Arguments and errors are those of `wmma_load`."""
+def bind_wmma_memory(
+    op: WmmaMemory,
+    memory: ArrayLike,
+    fragment: ArrayLike | None = None,
+    *,
+    offset: ArrayLike = 0,
+    stride: ArrayLike | None = None,
+    checked: bool = False,
+) -> WmmaMemoryOperands:
+    """The operands of a wmma.load or wmma.store, checked. Arguments and errors are those of `wmma_load` and `wmma_store`."""
     words = as_memory("memory", memory)
-    return WmmaLoadOperands(memory=words, place=_bind_place(op, words.shape[-1], offset, stride, checked))
-
-
-def bind_wmma_store(
-    op: WmmaMemory, memory: ArrayLike, fragment: ArrayLike, *, offset: ArrayLike = 0, stride: ArrayLike | None = None, checked: bool = False
-) -> WmmaStoreOperands:
-    """The operands of a wmma.store, checked. Arguments and errors are those of `wmma_store`."""
-    words = as_memory("memory", memory)
-    registers = check_registers(op, "r", fragment, "fragment")
-    return WmmaStoreOperands(memory=words, fragment=registers, place=_bind_place(op, words.shape[-1], offset, stride, checked))
+    registers = None if fragment is None else check_registers(op, "r", fragment, "fragment")
+    return WmmaMemoryOperands(words, registers, _bind_place(op, words.shape[-1], offset, stride, checked))
 
 
 def bind_wmma_mma(op: Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> WmmaMmaOperands:
@@ -270,7 +267,7 @@ def _forbid_unlike_copies(op: Instruction, name: str, registers: Array, sm: int)
 
 
 @partial(jax.jit, static_argnames=("op", "sm"))
-def _load(op: WmmaMemory, sm: int, operands: WmmaLoadOperands) -> Array:
+def _load(op: WmmaMemory, sm: int, operands: WmmaMemoryOperands) -> Array:
     lines, fmt = memory_lines(op), op.format
     memory, place, length = operands.memory, operands.place, lines.words(lines.length)
     if place.known_step is not None and place.start.ndim == 0:
@@ -284,7 +281,7 @@ def _load(op: WmmaMemory, sm: int, operands: WmmaLoadOperands) -> Array:
 
 
 @partial(jax.jit, static_argnames=("op", "sm"))
-def _store(op: WmmaMemory, sm: int, operands: WmmaStoreOperands) -> Array:
+def _store(op: WmmaMemory, sm: int, operands: WmmaMemoryOperands) -> Array:
     lines, fmt = memory_lines(op), op.format
     memory, place = operands.memory, operands.place
     matrix = unpack_matrix(op, op.operand, operands.fragment, sm)
@@ -306,8 +303,6 @@ def _line_starts(place: LinePlacement, count: int) -> tuple[Array, Array | None]
 
 @cache
 def _family(sm: int) -> Family:
-    """The fragments of one generation."""
-
     def by_matrices(op: MatrixMultiply, clamped: bool, model: Model, operands: WmmaMmaOperands) -> Array:
         a, b, c = (unpack_matrix(op, name, registers, sm) for name, registers in operands._asdict().items())
         return pack_matrix(op, "d", instruction_product(op, model, a, b, c), sm)

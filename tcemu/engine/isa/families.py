@@ -309,12 +309,25 @@ class MatrixMultiply(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Mma(MatrixMultiply):
-    """`mma` and `mma.sp` (9.7.14.5.14, 9.7.14.6.3)."""
+class WithC(MatrixMultiply):
+    """An instruction whose C and D are separate operands: the base of `Mma` and `Wmma`."""
 
     c: Format
     alayout: str  # "row" or "col"
     blayout: str
+
+    @property
+    def accumulator(self) -> Format:
+        return self.c
+
+    @property
+    def accumulator_operand(self) -> str:
+        return "c"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Mma(WithC):
+    """`mma` and `mma.sp` (9.7.14.5.14, 9.7.14.6.3)."""
 
     @property
     def family(self) -> str:
@@ -348,14 +361,6 @@ class Mma(MatrixMultiply):
         return frozenset(rounding | ({"scale_vec"} if usual else set()))
 
     @property
-    def accumulator(self) -> Format:
-        return self.c
-
-    @property
-    def accumulator_operand(self) -> str:
-        return "c"
-
-    @property
     def matrix_count(self) -> int:
         """Four M x N x K products for m8n8k4 with f16 (9.7.14.5.1), one otherwise."""
         return 4 if self.shape == "m8n8k4" and self.a == F16 else 1
@@ -371,12 +376,8 @@ class Mma(MatrixMultiply):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Wmma(MatrixMultiply):
+class Wmma(WithC):
     """`wmma.mma` (9.7.14.4.5)."""
-
-    c: Format
-    alayout: str  # "row" or "col"
-    blayout: str
 
     @property
     def family(self) -> str:
@@ -399,14 +400,6 @@ class Wmma(MatrixMultiply):
     @property
     def default_slots(self) -> frozenset[str]:
         return frozenset({"rounding"} if self.rounding == DEFAULT_ROUNDING else ())
-
-    @property
-    def accumulator(self) -> Format:
-        return self.c
-
-    @property
-    def accumulator_operand(self) -> str:
-        return "c"
 
     @property
     def operand_forms(self) -> tuple[tuple[str, ...], ...]:

@@ -25,8 +25,6 @@ PRIORITY_SLOTS = ("type", "shape", "kind")  # the slots that reveal most about t
 
 
 class LegalForm(NamedTuple):
-    """The instruction that a filling spells."""
-
     op: Instruction
     section: str  # section of the PTX ISA manual
 

@@ -18,14 +18,9 @@ from typing import NamedTuple
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.families import Instruction, Slots
-from tcemu.engine.isa.syntax_table import Needs, Version
+from tcemu.engine.isa.syntax_table import Needs, Version, since
 
 ANY: Needs = (("sm_70+", (6, 0)),)
-
-
-def since(target: int, major: int, minor: int) -> Needs:
-    """Return the requirement of a target or any later one, and of a PTX ISA version."""
-    return ((f"sm_{target}+", (major, minor)),)
 
 
 class Slot(NamedTuple):
@@ -48,7 +43,6 @@ class StatementRow(NamedTuple):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The positions of the line."""
         return parse_line(self.line)
 
 
@@ -91,7 +85,6 @@ TYPE_NAME = compile(r"pred|[bus]\d+(x\d+)?|b?f\d+(x\d+)?|tf32|u?e\dm\dx\d|s2f6x2
 
 @lru_cache(maxsize=4096)
 def parse_line(line: str) -> tuple[Slot, ...]:
-    """Return the positions of a line."""
     slots = []
     for part in line.split():
         name, equals, choices = part.rpartition("=")
@@ -740,7 +733,6 @@ QUALIFIER_NEEDS: dict[str, dict[str, Needs]] = {
 
 @lru_cache(maxsize=4096)
 def statement_rows() -> tuple[StatementRow, ...]:
-    """Return the rows of all statements."""
     return (*_scalar(), *_video(), *_collectives(), *_control(), *_memory(), *_asynchronous())
 
 

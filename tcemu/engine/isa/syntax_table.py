@@ -35,7 +35,6 @@ from tcemu.engine.isa.tcgen05 import (
     COPY_SOURCES,
     CTA_GROUPS,
     LOAD_NUMS,
-    LOAD_SHAPES,
     MAX_LOAD_REGISTERS,
     Tcgen05Allocation,
     Tcgen05Commit,
@@ -47,6 +46,7 @@ from tcemu.engine.isa.tcgen05 import (
     Tcgen05Shift,
 )
 from tcemu.engine.isa.tcgen05_kinds import KINDS, SCALED_KINDS
+from tcemu.engine.layouts.tensor_memory import MOVE_REGISTERS
 
 Version = tuple[int, int]
 # Requirements of a row: pairs of targets and PTX ISA version, any of which is enough. "sm_90a": that target alone. "sm_80+": that target
@@ -68,7 +68,6 @@ class SyntaxRow:
     operands: tuple[str, ...] = ("d", "a", "b", "c")  # fields of the record that hold the formats
 
     def instructions(self) -> Iterator[Instruction]:
-        """Yield the row's instructions."""
         for shape, types, *values in product(self.shapes.split() or ("",), self.types, *self.choices.values()):
             formats = zip(self.operands, (FORMATS[name] for name in types.split()), strict=True)
             fields: dict[str, Any] = dict(zip(self.choices, values, strict=True)) | dict(formats)
@@ -140,7 +139,8 @@ KIND_FP8: Needs = (("sm_100a", (8, 7)), ("sm_120a", (8, 7)), *((f"sm_{number}f+"
 QUALIFIER_SINCE: dict[str, Version] = {"aligned": (6, 3), "shared::cta": (7, 8)}
 
 
-def _since_target(target: int, major: int, minor: int) -> Needs:
+def since(target: int, major: int, minor: int) -> Needs:
+    """Return the requirement of a target or any later one, and of a PTX ISA version."""
     return ((f"sm_{target}+", (major, minor)),)
 
 
@@ -156,14 +156,14 @@ def _mma() -> Iterator[SyntaxRow]:
     def row(shapes: str, types: tuple[str, ...], needs: Needs, choices: Choices = ROW_COL) -> SyntaxRow:
         return SyntaxRow(Mma, "9.7.14.5.14", shapes, types, needs, choices)
 
-    yield row("m8n8k4", pairs("f16 f32,f16 f32", "f16"), _since_target(70, 6, 4), ANY_LAYOUT)
-    yield row("m16n8k8", pairs("f16 f32", "f16"), _since_target(75, 6, 5))
-    yield row("m16n8k16", pairs("f16 f32", "f16"), _since_target(80, 7, 0))
-    yield row("m16n8k8 m16n8k16", pairs("f32", "bf16"), _since_target(80, 7, 0))
-    yield row("m16n8k4 m16n8k8", pairs("f32", "tf32"), _since_target(80, 7, 0))
-    yield row("m16n8k32", pairs("f32", FP8), _since_target(89, 8, 4))
-    yield row("m16n8k32", pairs("f16", FP8), _since_target(89, 8, 7))
-    yield row("m16n8k16", pairs("f16 f32", FP8), _since_target(89, 8, 7))
+    yield row("m8n8k4", pairs("f16 f32,f16 f32", "f16"), since(70, 6, 4), ANY_LAYOUT)
+    yield row("m16n8k8", pairs("f16 f32", "f16"), since(75, 6, 5))
+    yield row("m16n8k16", pairs("f16 f32", "f16"), since(80, 7, 0))
+    yield row("m16n8k8 m16n8k16", pairs("f32", "bf16"), since(80, 7, 0))
+    yield row("m16n8k4 m16n8k8", pairs("f32", "tf32"), since(80, 7, 0))
+    yield row("m16n8k32", pairs("f32", FP8), since(89, 8, 4))
+    yield row("m16n8k32", pairs("f16", FP8), since(89, 8, 7))
+    yield row("m16n8k16", pairs("f16 f32", FP8), since(89, 8, 7))
     yield row("m16n8k16 m16n8k32", pairs("f16 f32", FP8), KIND_FP8, ROW_COL | {"kind": ("f8f6f4",)})
     yield row("m16n8k32", WITH_F6F4, SM_120, ROW_COL | {"kind": ("f8f6f4",)})
     yield row("m16n8k32", pairs("f32", F8F6F4), SM_120, _scaled("mxf8f6f4", DEFAULT_SCALE_COUNT["mxf8f6f4"], UE8M0))
@@ -171,15 +171,15 @@ def _mma() -> Iterator[SyntaxRow]:
     yield row("m16n8k64", pairs("f32", "e2m1"), SM_120, _scaled("mxf4nvf4", 2, UE8M0))
     yield row("m16n8k64", pairs("f32", "e2m1"), SM_120, _scaled("mxf4nvf4", 4, UE4M3))
     yield row("m16n8k64", pairs("f32", "e2m1"), _since_isa(SM_120, (9, 1)), _scaled("mxf4nvf4", 4, UE8M0))
-    yield row("m8n8k4", pairs("f64", "f64"), _since_target(80, 7, 0), ROW_COL | ROUNDING)
-    yield row("m16n8k4 m16n8k8 m16n8k16", pairs("f64", "f64"), _since_target(90, 7, 8), ROW_COL | ROUNDING)
-    yield row("m8n8k16", pairs("s32", "u8 s8"), _since_target(75, 6, 5), ROW_COL | SATFINITE)
-    yield row("m16n8k16 m16n8k32", pairs("s32", "u8 s8"), _since_target(80, 7, 0), ROW_COL | SATFINITE)
-    yield row("m8n8k32", pairs("s32", "u4 s4"), _since_target(75, 6, 5), ROW_COL | SATFINITE)
-    yield row("m16n8k32 m16n8k64", pairs("s32", "u4 s4"), _since_target(80, 7, 0), ROW_COL | SATFINITE)
-    yield row("m8n8k128", pairs("s32", "b1"), _since_target(75, 7, 0), ROW_COL | {"bit_op": ("xor",)})
-    yield row("m16n8k128 m16n8k256", pairs("s32", "b1"), _since_target(80, 7, 0), ROW_COL | {"bit_op": ("xor",)})
-    yield row("m8n8k128 m16n8k128 m16n8k256", pairs("s32", "b1"), _since_target(80, 7, 1), ROW_COL | {"bit_op": ("and",)})
+    yield row("m8n8k4", pairs("f64", "f64"), since(80, 7, 0), ROW_COL | ROUNDING)
+    yield row("m16n8k4 m16n8k8 m16n8k16", pairs("f64", "f64"), since(90, 7, 8), ROW_COL | ROUNDING)
+    yield row("m8n8k16", pairs("s32", "u8 s8"), since(75, 6, 5), ROW_COL | SATFINITE)
+    yield row("m16n8k16 m16n8k32", pairs("s32", "u8 s8"), since(80, 7, 0), ROW_COL | SATFINITE)
+    yield row("m8n8k32", pairs("s32", "u4 s4"), since(75, 6, 5), ROW_COL | SATFINITE)
+    yield row("m16n8k32 m16n8k64", pairs("s32", "u4 s4"), since(80, 7, 0), ROW_COL | SATFINITE)
+    yield row("m8n8k128", pairs("s32", "b1"), since(75, 7, 0), ROW_COL | {"bit_op": ("xor",)})
+    yield row("m16n8k128 m16n8k256", pairs("s32", "b1"), since(80, 7, 0), ROW_COL | {"bit_op": ("xor",)})
+    yield row("m8n8k128 m16n8k128 m16n8k256", pairs("s32", "b1"), since(80, 7, 1), ROW_COL | {"bit_op": ("and",)})
 
 
 def _mma_sp() -> Iterator[SyntaxRow]:
@@ -189,8 +189,8 @@ def _mma_sp() -> Iterator[SyntaxRow]:
     def both(shapes: str, types: tuple[str, ...], target: int, isa: Version, choices: Choices = ROW_COL) -> Iterator[SyntaxRow]:
         """Yield the rows of .sp and of .sp::ordered_metadata, which exists since PTX ISA 8.5."""
         plain: Choices = {"sparsity": (Sparsity(),)}
-        yield SyntaxRow(Mma, "9.7.14.6.3", shapes, types, _since_target(target, *isa), choices | plain)
-        yield row(shapes, types, _since_target(target, *max(isa, (8, 5))), choices)
+        yield SyntaxRow(Mma, "9.7.14.6.3", shapes, types, since(target, *isa), choices | plain)
+        yield row(shapes, types, since(target, *max(isa, (8, 5))), choices)
 
     yield from both("m16n8k16 m16n8k32", pairs("f16 f32", "f16"), 80, (7, 1))
     yield from both("m16n8k16 m16n8k32", pairs("f32", "bf16"), 80, (7, 1))
@@ -215,13 +215,13 @@ def _wmma() -> Iterator[SyntaxRow]:
         return SyntaxRow(Wmma, "9.7.14.4.5", shapes, types, needs, choices)
 
     yield mma(WMMA_SHAPES, pairs("f16 f32 f16,f32 f32,f16", "f16"), SM_70)
-    yield mma(WMMA_SHAPES, equal_pairs("s32", "u8 s8"), _since_target(72, 6, 3), ANY_LAYOUT | SATFINITE)
-    yield mma(WMMA_SHAPES, pairs("f32", "bf16"), _since_target(80, 7, 0))
-    yield mma("m16n16k8", pairs("f32", "tf32"), _since_target(80, 7, 0))
-    yield mma("m8n8k4", pairs("f64", "f64"), _since_target(80, 7, 0), ANY_LAYOUT | ROUNDING)
-    yield mma("m8n8k32", equal_pairs("s32", "u4 s4"), _since_target(75, 6, 3), ROW_COL | SATFINITE)
-    yield mma("m8n8k128", pairs("s32", "b1"), _since_target(75, 6, 3), ROW_COL | {"bit_op": ("xor",)})
-    yield mma("m8n8k128", pairs("s32", "b1"), _since_target(80, 7, 1), ROW_COL | {"bit_op": ("and",)})
+    yield mma(WMMA_SHAPES, equal_pairs("s32", "u8 s8"), since(72, 6, 3), ANY_LAYOUT | SATFINITE)
+    yield mma(WMMA_SHAPES, pairs("f32", "bf16"), since(80, 7, 0))
+    yield mma("m16n16k8", pairs("f32", "tf32"), since(80, 7, 0))
+    yield mma("m8n8k4", pairs("f64", "f64"), since(80, 7, 0), ANY_LAYOUT | ROUNDING)
+    yield mma("m8n8k32", equal_pairs("s32", "u4 s4"), since(75, 6, 3), ROW_COL | SATFINITE)
+    yield mma("m8n8k128", pairs("s32", "b1"), since(75, 6, 3), ROW_COL | {"bit_op": ("xor",)})
+    yield mma("m8n8k128", pairs("s32", "b1"), since(80, 7, 1), ROW_COL | {"bit_op": ("and",)})
 
 
 def _wmma_memory() -> Iterator[SyntaxRow]:
@@ -234,18 +234,18 @@ def _wmma_memory() -> Iterator[SyntaxRow]:
     for operand in "ab":
         packed: Choices = anywhere | {"layout": ("row",) if operand == "a" else ("col",)}
         yield row(operand, WMMA_SHAPES, "f16", SM_70)
-        yield row(operand, WMMA_SHAPES, "u8 s8", _since_target(72, 6, 3))
-        yield row(operand, WMMA_SHAPES, "bf16", _since_target(80, 7, 0))
-        yield row(operand, "m16n16k8", "tf32", _since_target(80, 7, 0))
-        yield row(operand, "m8n8k4", "f64", _since_target(80, 7, 0))
-        yield row(operand, "m8n8k32", "u4 s4", _since_target(75, 6, 3), packed)
-        yield row(operand, "m8n8k128", "b1", _since_target(75, 6, 3), packed)
+        yield row(operand, WMMA_SHAPES, "u8 s8", since(72, 6, 3))
+        yield row(operand, WMMA_SHAPES, "bf16", since(80, 7, 0))
+        yield row(operand, "m16n16k8", "tf32", since(80, 7, 0))
+        yield row(operand, "m8n8k4", "f64", since(80, 7, 0))
+        yield row(operand, "m8n8k32", "u4 s4", since(75, 6, 3), packed)
+        yield row(operand, "m8n8k128", "b1", since(75, 6, 3), packed)
     for operand in "cd":
         yield row(operand, WMMA_SHAPES, "f16 f32", SM_70)
-        yield row(operand, WMMA_SHAPES, "s32", _since_target(72, 6, 3))
-        yield row(operand, "m16n16k8", "f32", _since_target(80, 7, 0))
-        yield row(operand, "m8n8k4", "f64", _since_target(80, 7, 0))
-        yield row(operand, "m8n8k32 m8n8k128", "s32", _since_target(75, 6, 3))
+        yield row(operand, WMMA_SHAPES, "s32", since(72, 6, 3))
+        yield row(operand, "m16n16k8", "f32", since(80, 7, 0))
+        yield row(operand, "m8n8k4", "f64", since(80, 7, 0))
+        yield row(operand, "m8n8k32 m8n8k128", "s32", since(75, 6, 3))
 
 
 def _movers() -> Iterator[SyntaxRow]:
@@ -257,13 +257,13 @@ def _movers() -> Iterator[SyntaxRow]:
     load, store = ("ldmatrix", "9.7.14.5.15"), ("stmatrix", "9.7.14.5.16")
     b16: Choices = shared | {"num": (1, 2, 4), "trans": (False, True), "element": ("b16",)}
     unpacked: Choices = shared | {"element": ("b8x16",), "src_fmt": ("b6x16_p32", "b4x16_p64")}
-    yield row(*load, "m8n8", _since_target(75, 6, 5), b16)
+    yield row(*load, "m8n8", since(75, 6, 5), b16)
     yield row(*load, "m16n16", NARROW, shared | {"num": (1, 2), "trans": (True,), "element": ("b8",)})
     yield row(*load, "m16n16", NARROW, unpacked | {"num": (1, 2), "trans": (True,)})
     yield row(*load, "m8n16", NARROW, unpacked | {"num": (1, 2, 4)})
-    yield row(*store, "m8n8", _since_target(90, 7, 8), b16)
+    yield row(*store, "m8n8", since(90, 7, 8), b16)
     yield row(*store, "m16n8", NARROW, shared | {"num": (1, 2, 4), "trans": (True,), "element": ("b8",)})
-    yield row("movmatrix", "9.7.14.5.17", "m8n8", _since_target(75, 7, 8), {"trans": (True,), "element": ("b16",)})
+    yield row("movmatrix", "9.7.14.5.17", "m8n8", since(75, 7, 8), {"trans": (True,), "element": ("b16",)})
 
 
 def _wgmma() -> Iterator[SyntaxRow]:
@@ -277,13 +277,13 @@ def _wgmma() -> Iterator[SyntaxRow]:
         return SyntaxRow(Wgmma, section, shapes, without_c(types), needs, {"sparsity": (sparsity,)} | (choices or {}), ("d", "a", "b"))
 
     for sparse in (False, True):
-        since: Needs = (("sm_90a", (8, 2) if sparse else (8, 0)),)
+        exact: Needs = (("sm_90a", (8, 2) if sparse else (8, 0)),)
         k = 2 if sparse else 1
-        yield row(pairs("f16 f32", "f16"), 16 * k, since, sparse=sparse)
-        yield row(pairs("f32", "bf16"), 16 * k, since, sparse=sparse)
-        yield row(pairs("f32", "tf32"), 8 * k, since, sparse=sparse)
-        yield row(pairs("f16 f32", FP8), 32 * k, since, sparse=sparse)
-        yield row(equal_pairs("s32", "u8 s8"), 32 * k, since, SATFINITE, sparse=sparse, every_n=False)
+        yield row(pairs("f16 f32", "f16"), 16 * k, exact, sparse=sparse)
+        yield row(pairs("f32", "bf16"), 16 * k, exact, sparse=sparse)
+        yield row(pairs("f32", "tf32"), 8 * k, exact, sparse=sparse)
+        yield row(pairs("f16 f32", FP8), 32 * k, exact, sparse=sparse)
+        yield row(equal_pairs("s32", "u8 s8"), 32 * k, exact, SATFINITE, sparse=sparse, every_n=False)
         mixed = tuple(types for types in pairs("s32", "u8 s8") if types not in equal_pairs("s32", "u8 s8"))
         yield row(mixed, 32 * k, (("sm_90a", (8, 4)),), SATFINITE, sparse=sparse, every_n=False)
     yield row(pairs("s32", "b1"), 256, (("sm_90a", (8, 0)),), {"bit_op": ("and",)}, every_n=False)
@@ -306,7 +306,7 @@ def _tcgen05_memory() -> Iterator[SyntaxRow]:
     yield row(Tcgen05Allocation, "9.7.16.7.1", TCGEN05, name=("tcgen05.alloc",), cta_group=CTA_GROUPS, space=(None, "shared::cta"))
     names = ("tcgen05.dealloc", "tcgen05.relinquish_alloc_permit")
     yield row(Tcgen05Allocation, "9.7.16.7.1", TCGEN05, name=names, cta_group=CTA_GROUPS)
-    for tile, registers in LOAD_SHAPES.items():
+    for tile, registers in MOVE_REGISTERS.items():
         nums = tuple(num for num in LOAD_NUMS if num * registers <= MAX_LOAD_REGISTERS)
         yield row(Tcgen05Move, "9.7.16.8.3", TCGEN05, name=("tcgen05.ld", "tcgen05.st"), tile=(tile,), num=nums, packed=(False, True))
     reduced: dict[str, tuple[Any, ...]] = {"name": ("tcgen05.ld",), "tile": ("32x32b", "16x32bx2"), "num": LOAD_NUMS[1:]}
@@ -372,7 +372,6 @@ def statement_needs(op: Instruction) -> Needs | None:
 
 @cache
 def syntax_rows() -> dict[Instruction, SyntaxRow]:
-    """Return the row of every instruction."""
     rows: dict[Instruction, SyntaxRow] = {}
     for row in (*_mma(), *_mma_sp(), *_wmma(), *_wmma_memory(), *_movers(), *_wgmma(), *_tcgen05_memory(), *_tcgen05_mma()):
         for op in row.instructions():

@@ -23,8 +23,6 @@ BlockScale = tuple[Format, int]  # type of a block scale, and elements of a row 
 
 
 class TargetName(NamedTuple):
-    """The parts of a target's name."""
-
     number: int  # ten times the compute capability, such as 90
     suffix: str = ""  # "a": features of this architecture alone; "f": features of its family, since PTX ISA 8.8
 

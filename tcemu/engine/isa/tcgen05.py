@@ -16,6 +16,7 @@ from re import fullmatch
 from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.isa.families import SYNC, BlockScaling, Instruction, MatrixMultiply, Slots, Sparsity
 from tcemu.engine.isa.tcgen05_kinds import COLUMNS, INTEGER_COLUMNS, KINDS, SCALED_KINDS, STATIONARY_SHAPES, USUAL_SIZES, DepthRow, ShapeRow
+from tcemu.engine.layouts.tensor_memory import MOVE_REGISTERS
 
 SECTION = "9.7.16"
 CTA_GROUPS = (1, 2)
@@ -23,7 +24,6 @@ COLLECTOR_USES = ("fill", "use", "lastuse", "discard")
 A_COLLECTORS = tuple(f"a::{use}" for use in COLLECTOR_USES)
 B_COLLECTORS = tuple(f"b{buffer}::{use}" for buffer in range(4) for use in COLLECTOR_USES)
 DISCARD, WS_DISCARD = "a::discard", "b0::discard"  # where a spelling has no .collector: 9.7.16.10.9
-LOAD_SHAPES = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx2": 1}  # registers of .x1: tables 49 and 50
 MAX_LOAD_REGISTERS = 128
 LOAD_NUMS = tuple(1 << i for i in range(8))
 COPY_MULTICASTS = {  # .multicast of each .cp shape: 9.7.16.9.2
@@ -146,7 +146,7 @@ class Tcgen05Move(Tcgen05):
     def register_count(self, operand: str) -> int:
         if operand != "r":
             raise ValueError(f"{self}: operand {operand!r} is no vector of registers")
-        return LOAD_SHAPES[self.tile] * self.num
+        return MOVE_REGISTERS[self.tile] * self.num
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

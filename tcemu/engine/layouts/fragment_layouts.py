@@ -171,7 +171,6 @@ class Layout:
 
 @functools.cache
 def _groups(side: str) -> tuple[tuple[str, ...], ...]:
-    """Parse a side of a layout into the digits of each axis."""
     if not re.fullmatch(r"(\([a-z]( [a-z])*\)|[a-z])?( (\([a-z]( [a-z])*\)|[a-z]))*", side):
         raise ValueError(f"layout side {side!r}: expected one-letter digits separated by one space, in brackets where they share an axis")
     return tuple(tuple(group.strip("()").split()) for group in re.findall(r"\([^)]*\)|\S", side))
@@ -179,12 +178,10 @@ def _groups(side: str) -> tuple[tuple[str, ...], ...]:
 
 @functools.cache
 def _names(side: str) -> tuple[str, ...]:
-    """Return the digits of a side of a layout."""
     return tuple(digit for group in _groups(side) for digit in group)
 
 
 def _shape(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the length of each axis of a side of a layout."""
     return tuple(math.prod(sizes[digit] for digit in group) for group in _groups(side))
 
 
@@ -263,12 +260,10 @@ class Fragment:
 
     @property
     def rows(self) -> int:
-        """Rows of the matrix."""
         return self.shape[-2]
 
     @property
     def columns(self) -> int:
-        """Columns of the matrix."""
         return self.shape[-1]
 
     def decode(self, elements: Any, *, trailing: int = 0) -> Any:
@@ -320,7 +315,6 @@ class Fragment:
 
     @property
     def _matrix_layout(self) -> Layout:
-        """The layout, transposed if the fragment is."""
         return self.layout.transpose() if self.transposed else self.layout
 
 
@@ -400,7 +394,6 @@ def mma_fragment(
 
 
 def _volta(operand: str, bits: int, layout: str | None) -> Fragment:
-    """Return the fragment of one operand of m8n8k4 .f16."""
     lane = dict(h=2, q=4, t=4)
     if operand in "cd":
         if layout is not None:
@@ -564,6 +557,5 @@ def _wmma_70(operand: str, shape: tuple[int, int, int], bits: int, layout: str) 
 
 
 def _require_choice(name: str, value: Any, choices: Any) -> None:
-    """Raise ValueError if an argument is not one of the choices."""
     if value not in tuple(choices):
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, choices))}")

@@ -60,8 +60,7 @@ def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None 
         Codes [..., n * 32 / container_bits] of dtype `fmt.dtype`. For f64: uint32[..., n / 2, 2], low word first, in the registers' order.
 
     Raises:
-        TypeError: Registers are not uint32.
-        ValueError: The container does not divide a register or does not hold the code, or n is odd for f64.
+        TypeError, ValueError: Another dtype; no such container in a register, or an odd n for f64.
     """
     if registers.dtype != jnp.uint32:
         raise TypeError(f"registers: expected uint32[..., n], got dtype {registers.dtype}")
@@ -128,10 +127,8 @@ def _container_bits(fmt: Format, container_bits: int | None, shift: int) -> int:
 
 
 def _positions(bits: int, shift: int) -> np.ndarray:
-    """Return the lowest bit of each code in a register."""
     return np.arange(shift, REGISTER_BITS, bits, dtype=np.uint32)
 
 
 def _mask(fmt: Format) -> np.uint32:
-    """Return a mask of the bits of a code."""
     return np.uint32((1 << fmt.bits) - 1)

@@ -9,6 +9,7 @@ wgmma and wgmma_sp).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -34,8 +35,6 @@ SECTION = "PTX ISA 9.7.15.5.1.2"
 
 
 class DescriptorField(NamedTuple):
-    """A field of the descriptor."""
-
     low: int  # lowest bit
     bits: int  # width
     in_units: bool = False  # True for an address or offset in units of 16 bytes
@@ -52,27 +51,6 @@ SWIZZLE_BYTES = (0, 128, 64, 32)  # swizzle width in bytes, by the field `mode`
 ATOM_WIDTHS = tuple(max(1, swizzle // UNIT) for swizzle in SWIZZLE_BYTES)  # width of an atom in units, by mode
 
 
-class CanonicalLayout(NamedTuple):
-    """A canonical layout of an operand."""
-
-    major: str  # "k" or "mn"
-    swizzle: int  # swizzle width in bytes
-    next_lines: str  # descriptor field with the offset to the next eight lines
-    next_atom: str  # descriptor field with the offset to the next atom along a line
-
-
-CANONICAL = (  # 9.7.15.5.1.2.1.3
-    CanonicalLayout(major="mn", swizzle=0, next_lines="leading", next_atom="stride"),
-    CanonicalLayout(major="mn", swizzle=32, next_lines="stride", next_atom="leading"),
-    CanonicalLayout(major="mn", swizzle=64, next_lines="stride", next_atom="leading"),
-    CanonicalLayout(major="mn", swizzle=128, next_lines="stride", next_atom="leading"),
-    CanonicalLayout(major="k", swizzle=0, next_lines="stride", next_atom="leading"),
-    # The manual calls `leading` unused here. It repeats atoms along K with the stride of units, which would put them into the next line. On
-    # an H200 `leading` is used: measured with a sparse instruction's B, which has 64 bytes of K, and the 32-byte swizzle
-    CanonicalLayout(major="k", swizzle=32, next_lines="stride", next_atom="leading"),
-    CanonicalLayout(major="k", swizzle=64, next_lines="stride", next_atom="leading"),
-    CanonicalLayout(major="k", swizzle=128, next_lines="stride", next_atom="leading"),
-)
 MAJORS = ("k", "mn")
 
 
@@ -115,14 +93,17 @@ def descriptor(start: int, leading: int, stride: int, swizzle: int, base_offset:
         raise ValueError(f"swizzle: got {swizzle}; expected 0, 32, 64 or 128 bytes. {SECTION}.2")
     if base_offset and not swizzle:
         raise ValueError(f"base_offset: got {base_offset} without a swizzle; only the swizzled modes have one. {SECTION}.2")
-    packed = SWIZZLE_BYTES.index(swizzle) << FIELDS["mode"].low
+    return pack_fields(FIELDS, values | {"mode": SWIZZLE_BYTES.index(swizzle)}, f"{SECTION}.2")
+
+
+def pack_fields(fields: Mapping[str, DescriptorField], values: Mapping[str, int], section: str) -> int:
+    """Return the descriptor with these values of fields. Raises ValueError, with the section, for one that does not fit."""
+    packed = 0
     for name, value in values.items():
-        field = FIELDS[name]
+        field = fields[name]
         scale = UNIT if field.in_units else 1
         if value % scale or not 0 <= value < scale << field.bits:
-            raise ValueError(
-                f"{name}: got {value}; expected a multiple of {scale} from 0 to {((1 << field.bits) - 1) * scale}. {SECTION}.2"
-            )
+            raise ValueError(f"{name}: got {value}; expected a multiple of {scale} from 0 to {((1 << field.bits) - 1) * scale}. {section}")
         packed |= int(value) // scale << field.low
     return packed
 
@@ -173,7 +154,6 @@ def decode_descriptor(words: Any) -> Descriptor:
 
     Source: PTX ISA 9.7.15.5.1.2.2.
     """
-
     return Descriptor(**{name: decode_field(words, FIELDS[name]) for name in Descriptor._fields})
 
 
@@ -206,6 +186,12 @@ def swizzle_address(address: Any, width: Any, base_offset: Any = 0) -> Any:
     return address ^ (((address >> SWIZZLE_SHIFT) - base_offset & width - 1) << 4)
 
 
+def field_columns(at: Any) -> tuple[Any, Any]:
+    """Return NumPy, or JAX where a field of descriptors is its array, and the fields with axes for lines and units."""
+    xp: Any = jnp if any(isinstance(field, jax.Array) for field in at) else np
+    return xp, type(at)(*(xp.asarray(field)[..., None, None] for field in at))
+
+
 def unit_addresses(at: Descriptor, major: str, lines: int, units: int) -> Any:
     """Compute the byte address of every 16-byte unit of an operand.
 
@@ -220,16 +206,26 @@ def unit_addresses(at: Descriptor, major: str, lines: int, units: int) -> Any:
 
     Source: PTX ISA 9.7.15.5.1.2.
     """
-    xp = jnp if any(isinstance(field, jax.Array) for field in at) else np
-    at = Descriptor(**{name: xp.asarray(field)[..., None, None] for name, field in at._asdict().items()})
-    by_mode = {row.swizzle: row for row in CANONICAL if row.major == major}
+    xp, at = field_columns(at)
     width = xp.asarray(np.array(ATOM_WIDTHS, np.int32))[at.mode]
-    lines_by_leading = xp.asarray(np.array([by_mode[bytes_].next_lines == "leading" for bytes_ in SWIZZLE_BYTES]))[at.mode]
-    next_lines = xp.where(lines_by_leading, at.leading, at.stride)
-    next_atom = xp.where(lines_by_leading, at.stride, at.leading)
+    before, along = strided_units(xp, at, major, lines, units, width)
+    return swizzle_address(at.start + before + along, width, at.base_offset)
+
+
+def strided_units(xp: Any, at: Any, major: str, lines: int, units: int, width: Any, atom_lines: Any = ATOM_LINES) -> tuple[Any, Any]:
+    """Return the bytes from an operand's start to each line, and from there to each unit of it, before the swizzle.
+
+    `stride` leads to the next eight lines and `leading` to the next atom along a line; MN-major without a swizzle they change places
+    (9.7.15.5.1.2.1.3). The manual calls `leading` unused in the swizzled K-major layouts. It repeats atoms along K with the stride of
+    units, which would put them into the next line. On an H200 `leading` is used: measured with a sparse instruction's B, which has 64 bytes
+    of K, and the 32-byte swizzle.
+    """
     line, unit = np.arange(lines, dtype=np.int32)[:, None], np.arange(units, dtype=np.int32)
-    along = unit % width * UNIT + unit // width * next_atom
-    return swizzle_address(at.start + line // ATOM_LINES * next_lines + line % ATOM_LINES * width * UNIT + along, width, at.base_offset)
+    next_lines, next_atom = at.stride, at.leading
+    if major == "mn":
+        plain = at.mode == 0
+        next_lines, next_atom = xp.where(plain, at.leading, at.stride), xp.where(plain, at.stride, at.leading)
+    return line // atom_lines * next_lines + line % atom_lines * width * UNIT, unit % width * UNIT + unit // width * next_atom
 
 
 def unit_extent(fmt: Format, major: str, rows: int, columns: int) -> tuple[int, int]:
@@ -392,14 +388,12 @@ class SharedLayout:
         return self._descriptor(self.start + offset)
 
     def _descriptor(self, start: int) -> int:
-        """Encode the descriptor with another start."""
         width = max(1, self.swizzle // UNIT)
         lines, units = self.extent
         atom = ATOM_LINES * width * UNIT
         # atoms follow each other along M or N first
         lines_step, atom_step = (atom, atom * -(-lines // ATOM_LINES)) if self.major == "k" else (atom * -(-units // width), atom)
-        by_leading = any(row.next_lines == "leading" for row in CANONICAL if (row.major, row.swizzle) == (self.major, self.swizzle))
-        leading, stride = (lines_step, atom_step) if by_leading else (atom_step, lines_step)
+        leading, stride = (lines_step, atom_step) if self.major == "mn" and not self.swizzle else (atom_step, lines_step)
         leading = leading if self.leading is None else self.leading
         return descriptor(start, leading, stride if self.stride is None else self.stride, self.swizzle, self.base_offset)
 
@@ -454,7 +448,6 @@ def from_shared(memory: ArrayLike, layout: SharedLayout) -> Array:
 
 
 def _check_memory(layout: SharedLayout, memory: ArrayLike) -> Array:
-    """Return the memory as an array, after a check of its dtype and size."""
     memory = as_memory("memory", memory)
     if memory.shape[-1] < layout.words:
         raise ValueError(f"memory: got {memory.shape[-1]} words; {layout} reaches to word {layout.words}")
@@ -462,7 +455,6 @@ def _check_memory(layout: SharedLayout, memory: ArrayLike) -> Array:
 
 
 def _read(layout: SharedLayout, memory: Array) -> Array:
-    """Read the matrix, without checks."""
     return read_matrix(memory, layout.units, layout.format, layout.major)
 
 

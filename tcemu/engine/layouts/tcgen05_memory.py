@@ -9,11 +9,9 @@ Source: PTX ISA 9.7.16.4.1, 9.7.16.3; CUTLASS mma_sm100_desc.hpp. 34 kernels of 
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from tcemu.engine.layouts.shared_memory import UNIT, DescriptorField, decode_field
+from tcemu.engine.layouts.shared_memory import UNIT, DescriptorField, decode_field, field_columns, pack_fields, strided_units
 
 SECTION = "PTX ISA 9.7.16.4.1"
 FIELDS = {
@@ -86,14 +84,7 @@ def encode_tcgen05_descriptor(
     if str(swizzle) not in SWIZZLES:
         raise ValueError(f"swizzle: got {swizzle!r}; expected one of {', '.join(SWIZZLES)}. {SECTION}")
     values = {"start": start, "leading": leading, "stride": stride, "base_offset": base_offset, "absolute": int(absolute)}
-    packed = SWIZZLES[str(swizzle)].mode << FIELDS["mode"].low | VERSION << FIELDS["version"].low
-    for name, value in values.items():
-        field = FIELDS[name]
-        scale = UNIT if field.in_units else 1
-        if value % scale or not 0 <= value < scale << field.bits:
-            raise ValueError(f"{name}: got {value}; expected a multiple of {scale} from 0 to {((1 << field.bits) - 1) * scale}. {SECTION}")
-        packed |= int(value) // scale << field.low
-    return packed
+    return pack_fields(FIELDS, values | {"mode": SWIZZLES[str(swizzle)].mode, "version": VERSION}, SECTION)
 
 
 def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
@@ -105,7 +96,6 @@ def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
     Returns:
         The fields, int32[...] each.
     """
-
     return Tcgen05Descriptor(**{name: decode_field(words, field) for name, field in FIELDS.items()})
 
 
@@ -150,21 +140,14 @@ def tcgen05_unit_addresses(at: Tcgen05Descriptor, major: str, lines: int, units:
     Returns:
         int32 [..., lines, units].
     """
-    xp = jnp if any(isinstance(field, jax.Array) for field in at) else np
-    at = Tcgen05Descriptor(*(xp.asarray(field)[..., None, None] for field in at))
-    line, unit = np.arange(lines, dtype=np.int32)[:, None], np.arange(units, dtype=np.int32)
+    xp, at = field_columns(at)
     width = _by_mode(at.mode, xp, lambda row: row.width // UNIT)
-    plain = at.mode == 0
+    atom_lines = 8 if major == "k" else _by_mode(at.mode, xp, lambda row: row.mn_lines)
+    before, along = strided_units(xp, at, major, lines, units, width, atom_lines)
+    address = at.start + before + along
     if major == "k":
-        next_lines, next_atom, atom_lines = at.stride, at.leading, 8
-    else:  # without a swizzle the two strides change places
-        next_lines, next_atom = xp.where(plain, at.leading, at.stride), xp.where(plain, at.stride, at.leading)
-        atom_lines = _by_mode(at.mode, xp, lambda row: row.mn_lines)
-    lines_before = line // atom_lines * next_lines + line % atom_lines * width * UNIT
-    address = at.start + lines_before + unit % width * UNIT + unit // width * next_atom
-    if major == "k":
-        beyond = at.start % LONG_ROW + unit * UNIT - LONG_ROW
-        address = xp.where((at.absolute == 1) & (beyond >= 0), at.leading + lines_before + beyond, address)
+        beyond = at.start % LONG_ROW + np.arange(units, dtype=np.int32) * UNIT - LONG_ROW
+        address = xp.where((at.absolute == 1) & (beyond >= 0), at.leading + before + beyond, address)
     shift = _by_mode(at.mode, xp, lambda row: 5 if row.atom == 32 else 4)
     mask = _by_mode(at.mode, xp, lambda row: row.mask)
     return address ^ (((address >> 7) - at.base_offset & mask) << shift)

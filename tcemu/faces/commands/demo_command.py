@@ -33,7 +33,7 @@ def add_demo(subparsers) -> None:
         description=f"Classifies handwritten digits with a small neural network whose matrix products are those of {TARGET}, in four "
         "formats, and compares them with plain float32. Everything it needs ships with the package.",
     )
-    parser.set_defaults(run=run_demo)
+    parser.set_defaults(run=_run_demo)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def load_digits() -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def run_demo(args: argparse.Namespace) -> int:
+def _run_demo(args: argparse.Namespace) -> int:
     """Print the table, each line as soon as it is measured."""
     data = load_digits()
     labels = data["labels"][data["first_test"] :]

@@ -48,15 +48,11 @@ def add_drift(subparsers) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as HTML with a picture")
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="write the kernel recipes that pin the sums of both sides, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace existing FILEs")
-    parser.set_defaults(run=run_drift)
+    parser.set_defaults(run=_run_drift)
 
 
-def run_drift(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status: 1 if a condition of --fail-on holds.
-
-    Raises:
-        CommandError: A record or an argument is at fault.
-    """
+def _run_drift(args: argparse.Namespace) -> int:
+    """Return the exit status: 1 if a condition of --fail-on holds."""
     if args.right is None:
         return _judge_one(args)
     if args.gpu is not None:

@@ -66,7 +66,7 @@ def add_explain(subparsers) -> None:
     parser.add_argument("--steps", action="store_true", help="with several targets: explain each in full before the comparison")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--colour", action="store_true", help="dim the truncated bits")
-    parser.set_defaults(run=run_explain)
+    parser.set_defaults(run=_run_explain)
     _accept_negative_numbers(parser)
 
 
@@ -146,12 +146,7 @@ def parse_operands(args: argparse.Namespace) -> dict[str, Any]:
     return operands
 
 
-def run_explain(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_explain(args: argparse.Namespace) -> int:
     targets = args.target or [DEFAULT_TARGET]
     with command_errors(ValueError, TypeError):
         op = check(args.spelling, targets[0])

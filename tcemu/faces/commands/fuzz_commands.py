@@ -50,7 +50,7 @@ def add_fuzz(subparsers) -> None:
     )
     parser.add_argument("--resume", metavar="DIRECTORY", help="continue the run stored there; with --cases, up to that many")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.set_defaults(run=run_fuzz)
+    parser.set_defaults(run=_run_fuzz)
 
 
 def add_infer(subparsers) -> None:
@@ -67,15 +67,11 @@ def add_infer(subparsers) -> None:
     parser.add_argument(
         "--cases", type=parse_positive_count, default=512, help="cases on which the model is compared with the black box (default: 512)"
     )
-    parser.set_defaults(run=run_infer)
+    parser.set_defaults(run=_run_infer)
 
 
-def run_fuzz(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 if something differs.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_fuzz(args: argparse.Namespace) -> int:
+    """Return the exit status: 1 if something differs."""
     use_one_device_per_core()
     status, lines = 0, []
     try:
@@ -213,12 +209,8 @@ def summary_line(run: FuzzRun) -> str:
     return f"{run.op}: {f'{run.wrong_outputs:,} of {outputs:,} outputs differ' if outputs else 'nothing was compared'}"
 
 
-def run_infer(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 if no model was found and confirmed.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_infer(args: argparse.Namespace) -> int:
+    """Return the exit status: 1 if no model was found and confirmed."""
     with command_errors(ValueError, TypeError):
         inferred = infer_model(args.op, args.box, cases=args.cases)
     print(inferred)

@@ -82,15 +82,10 @@ def add_gemm(subparsers) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing file of -o; files that are read are never overwritten"
     )
-    parser.set_defaults(run=run_gemm)
+    parser.set_defaults(run=_run_gemm)
 
 
-def run_gemm(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_gemm(args: argparse.Namespace) -> int:
     multiplication = parse_multiplication(args)
     inputs = {name: path for name, path in (("A", args.a), ("B", args.b), ("C", args.c)) if path is not None}
     if args.output is None and args.overwrite:

@@ -46,15 +46,10 @@ def add_launches(subparsers) -> None:
         "--seconds", type=float, default=LAUNCH_SECONDS, metavar="S",
         help="time after which a launch counts as one that does not terminate (default: %(default)g)",
     )  # fmt: skip
-    parser.set_defaults(run=run_launches)
+    parser.set_defaults(run=_run_launches)
 
 
-def run_launches(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_launches(args: argparse.Namespace) -> int:
     return {"record": _record, "list": _list, "replay": _replay}[args.launches](args)
 
 

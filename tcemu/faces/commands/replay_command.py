@@ -85,7 +85,7 @@ def add_replay(subparsers) -> None:
         help=f"predictions with a lower probability count as unknown (default: {MIN_PROBABILITY})",
     )  # fmt: skip
     _add_attribute(commands)
-    parser.set_defaults(run=run_replay)
+    parser.set_defaults(run=_run_replay)
 
 
 def _add_attribute(commands: Any) -> None:
@@ -126,12 +126,7 @@ def _add_attribute(commands: Any) -> None:
     rates.add_argument("--json", action="store_true", help="print every pair as JSON")
 
 
-def run_replay(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_replay(args: argparse.Namespace) -> int:
     runs = {
         "fingerprint": _run_fingerprint, "show": _run_show, "diff": _run_diff, "orders": _run_orders, "attribute": _run_attribute,
     }  # fmt: skip
@@ -247,14 +242,12 @@ def _run_attribute(args: argparse.Namespace) -> int:
     counts = args.slices.split(",")
     if not all(count.strip().isdecimal() for count in counts):
         raise CommandError(f"--slices: got {args.slices[:40]!r}; expected integers with commas between, such as 2,3,4")
-    try:
+    with command_errors(ValueError, TypeError):
         found = attribute(
             (args.m, args.n, args.k), args.dtype, out=args.out, law=args.law, gpus=args.gpu or GPUS, slices=[*map(int, counts)],
             differing=_parse_reported("differing", args.differing), largest=_parse_reported("largest", args.largest),
             largest_relative=_parse_reported("largest-relative", args.largest_relative), relative_above=args.relative_above,
             atol=args.atol, rtol=args.rtol, draws=args.draws, slack=args.slack, seed=args.seed,
         )  # fmt: skip
-    except (ValueError, TypeError) as error:
-        raise CommandError(str(error)) from error
     print(found.to_json(1) if args.json else found)
     return 0

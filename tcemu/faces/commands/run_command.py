@@ -92,7 +92,7 @@ def add_run(subparsers) -> None:
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the arrays, arg0.npy, arg1.npy, ... (default: none)")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files in DIR; files that are read are never overwritten")
-    parser.set_defaults(run=run_kernel)
+    parser.set_defaults(run=_run_kernel)
 
 
 def parse_axes(name: str, text: str) -> tuple[int, ...]:
@@ -196,12 +196,7 @@ class BlockProgress(ProgressLine):
             self.update(f"tcemu run: {self.total:,} blocks, {self.statements:,} statements, {self.elapsed:.0f} s", last=True)
 
 
-def run_kernel(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_kernel(args: argparse.Namespace) -> int:
     grid, block = parse_axes("grid", args.grid), parse_axes("block", args.block)
     if args.file == Path(EXAMPLE_FILE) and not args.file.exists():
         args.file = Path(str(files("tcemu.faces.data") / EXAMPLE_FILE))

@@ -29,15 +29,10 @@ def add_study(subparsers) -> None:
         "--out", metavar="FOLDER", type=Path, help="write NAME.json, and with matplotlib the picture NAME.svg, to this folder"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files in FOLDER")
-    parser.set_defaults(run=run_study)
+    parser.set_defaults(run=_run_study)
 
 
-def run_study(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_study(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.quick or args.seeds is not None or args.out is not None or args.overwrite:
             raise CommandError("--quick, --seeds, --out and --overwrite need the name of a claim")

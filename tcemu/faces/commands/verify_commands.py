@@ -52,7 +52,7 @@ def add_verify(subparsers) -> None:
         default=1,
         help="processes that share the GPU (default: 1); most of the time is spent compiling",
     )
-    parser.set_defaults(run=run_verify)
+    parser.set_defaults(run=_run_verify)
 
 
 def add_record(subparsers) -> None:
@@ -68,7 +68,7 @@ def add_record(subparsers) -> None:
         "--cases", type=parse_positive_count, default=8, help="warps or warpgroups per variant of each spelling (default: 8)"
     )
     parser.add_argument("--out", metavar="FILE", required=True, help="the file, such as words.npz")
-    parser.set_defaults(run=run_record)
+    parser.set_defaults(run=_run_record)
 
 
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +78,8 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", metavar="N,...|all", default=",".join(map(str, WGMMA_N)), help="wgmma's sizes N (default: %(default)s)")
 
 
-def run_verify(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 if something differs.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_verify(args: argparse.Namespace) -> int:
+    """Return the exit status: 1 if something differs."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share one GPU's memory
     with command_errors(ValueError, TypeError, OSError):
         runner = gpu()
@@ -113,12 +109,7 @@ def lock_directory(out: str | None) -> Iterator[None]:
         yield
 
 
-def run_record(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        CommandError: The request or a file is at fault.
-    """
+def _run_record(args: argparse.Namespace) -> int:
     with command_errors(ValueError, TypeError, OSError):
         runner = gpu()
         write_recording(requested_instructions(args, runner), runner, args.cases, args.seed, Path(args.out))

@@ -1,7 +1,7 @@
 """Functions of torch that are products, and the handler that runs in the place of each.
 
-A handler is a function of (mode, function, arguments). The mode is a `ProductMode` of `module_emulation`, which imports this module. A
-handler calls the original function where the policy leaves its products.
+A handler is a function of (mode, function, arguments) that returns the result, or None where the policy leaves its products; the mode then
+calls the original function. The mode is a `ProductMode` of `module_emulation`, which imports this module.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def scaled_dot_product_attention(mode: ProductMode, func: Callable, args: tuple,
     softmax = mode.find_softmax(weights)
     value_replacement = mode.find_replacement("values", (weights, v), value_axes)
     if score_replacement is None and softmax is None and value_replacement is None:
-        return call_original(func, *args, **kwargs)
+        return None
     factor = arguments.get("scale")
     root = math.sqrt(1 / math.sqrt(q.shape[-1]) if factor is None else factor)
     q, k = q * root, k * root
@@ -104,27 +104,26 @@ def tensordot(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, 
     arguments = dict(zip(("a", "b", "dims"), args, strict=False)) | kwargs
     a, b, dims = arguments["a"], arguments["b"], arguments.get("dims", 2)
     if arguments.get("out") is not None or isinstance(dims, torch.Tensor):
-        return call_original(func, *args, **kwargs)
+        return None
     left, right = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
     left, right = ([axis % x.ndim for axis in axes] for axes, x in ((left, a), (right, b)))
-    d = mode.dot_general("tensordot", (a, b), ((tuple(left), tuple(right)), ((), ())))
-    return call_original(func, *args, **kwargs) if d is None else d
+    return mode.dot_general("tensordot", (a, b), ((tuple(left), tuple(right)), ((), ())))
 
 
 def einsum(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Contract operands from left to right, two at a time. An einsum with one operand, or with an axis twice in an operand, is left."""
     if kwargs or not isinstance(args[0], str):
-        return call_original(func, *args, **kwargs)
+        return None
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], tuple | list) else list(args[1:])
     terms, result = _parse_equation(args[0], [x.ndim for x in operands])
     if len(operands) < 2 or any(len(set(term)) < len(term) for term in terms):
-        return call_original(func, *args, **kwargs)
+        return None
     value, names = operands[0], terms[0]
     for number, (x, term) in enumerate(zip(operands[1:], terms[1:], strict=True), 1):
         remaining = {*result, *(name for later in terms[number + 1 :] for name in later)}
         contracted = _contract(mode, (value, x), (names, term), remaining)
         if contracted is None and number == 1:
-            return call_original(func, *args, **kwargs)
+            return None
         if contracted is None:  # the policy leaves this product, but not all of them
             names_after = [name for name in dict.fromkeys([*names, *term]) if name in remaining]
             contracted = call_original(torch.einsum, f"{_letters(names)},{_letters(term)}->{_letters(names_after)}", value, x), names_after
@@ -183,7 +182,7 @@ def _contract(mode: ProductMode, operands: tuple[Any, Any], terms: tuple[list[st
 # ---- linear, matmul and convolutions
 
 RIGHT_OPERAND_NAMES = ("other", "mat2", "vec", "tensor")  # torch's names of the right operand
-Handler = Callable[[Any, Callable, tuple, dict], Any]  # (mode, the function, its arguments)
+Handler = Callable[[Any, Callable, tuple, dict], Any]  # (mode, the function, its arguments) -> its result, or None: it is left
 
 
 def bind_arguments(names: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -197,22 +196,17 @@ def bind_arguments(names: str, args: tuple, kwargs: dict[str, Any]) -> dict[str,
 def linear(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Handle x · weightᵀ + bias."""
     arguments = bind_arguments("input weight bias", args, kwargs)
-    if arguments is None:
-        return call_original(func, *args, **kwargs)
+    if arguments is None or arguments["weight"].ndim != 2:
+        return None
     x, weight = arguments["input"], arguments["weight"]
-    if weight.ndim != 2:
-        return call_original(func, *args, **kwargs)
-    d = mode.dot_general("linear", (x, weight), (((x.ndim - 1,), (1,)), ((), ())), arguments.get("bias"))
-    return call_original(func, *args, **kwargs) if d is None else d
+    return mode.dot_general("linear", (x, weight), (((x.ndim - 1,), (1,)), ((), ())), arguments.get("bias"))
 
 
 def multiply_tensors(mode: ProductMode, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Compute `torch.matmul` of any axes, or return None if the policy leaves it."""
     if a.ndim == 0 or b.ndim == 0:
         return None
-    if b.ndim == 1:
-        return mode.dot_general("matmul", (a, b), (((a.ndim - 1,), (0,)), ((), ())), bias)
-    if b.ndim == 2:
+    if b.ndim <= 2:
         return mode.dot_general("matmul", (a, b), (((a.ndim - 1,), (0,)), ((), ())), bias)
     if a.ndim == 1:
         d = multiply_tensors(mode, a.unsqueeze(0), b)
@@ -227,8 +221,7 @@ def matmul(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any
     """Handle matmul, mm, bmm, mv, dot and the operator @."""
     values = [*args, *(kwargs[name] for name in ("input", "self", *RIGHT_OPERAND_NAMES) if name in kwargs)]
     tensors = len(values) == 2 == len(args) + len(kwargs) and all(isinstance(value, torch.Tensor) for value in values)
-    d = multiply_tensors(mode, *(values[::-1] if func is torch.Tensor.__rmatmul__ else values)) if tensors else None
-    return call_original(func, *args, **kwargs) if d is None else d
+    return multiply_tensors(mode, *(values[::-1] if func is torch.Tensor.__rmatmul__ else values)) if tensors else None
 
 
 def _make_addition(names: str, sums_batch: bool = False) -> Handler:
@@ -237,19 +230,18 @@ def _make_addition(names: str, sums_batch: bool = False) -> Handler:
     def handler(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = bind_arguments(f"input {names}", args, kwargs)
         if arguments is None:
-            return call_original(func, *args, **kwargs)
+            return None
         beta, alpha = arguments.get("beta", 1), arguments.get("alpha", 1)
         first, second = names.split()[:2]
         a, b, bias = arguments[first], arguments[second], arguments["input"]
         if sums_batch:
             d = mode.dot_general("addbmm", (a, b), (((0, 2), (0, 1)), ((), ())))
         elif beta == alpha == 1 and b.ndim == 2 and a.ndim == 2:
-            d = multiply_tensors(mode, a, b, bias)
-            return call_original(func, *args, **kwargs) if d is None else d
+            return multiply_tensors(mode, a, b, bias)
         else:
             d = multiply_tensors(mode, a, b)
         if d is None:
-            return call_original(func, *args, **kwargs)
+            return None
         d = d if alpha == 1 else alpha * d
         return d if beta == 0 else d + (bias if beta == 1 else beta * bias).to(d.dtype)
 
@@ -260,14 +252,14 @@ def _make_convolution(ndim: int) -> Handler:
     def handler(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = bind_arguments("input weight bias stride padding dilation groups", args, kwargs)
         if arguments is None:
-            return call_original(func, *args, **kwargs)
+            return None
         x, weight = arguments["input"], arguments["weight"]
         stride, dilation = (_per_axis(arguments.get(name, 1), ndim) for name in ("stride", "dilation"))
         batched = x.ndim == ndim + 2
         padding = _padding(arguments.get("padding", 0), weight.shape[2:], dilation)
         d = mode.convolution((x if batched else x.unsqueeze(0), weight), (stride, padding, dilation, arguments.get("groups", 1)))
         if d is None:
-            return call_original(func, *args, **kwargs)
+            return None
         bias = arguments.get("bias")
         d = d if bias is None else d + bias.to(d.dtype).reshape(-1, *(1,) * ndim)
         return d if batched else d.squeeze(0)

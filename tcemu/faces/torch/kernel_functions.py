@@ -1,7 +1,6 @@
 """Softmax, norms and activations of torch by kernels of `tcemu.functional`: the operator, and the handlers of torch's functions.
 
-A handler is a function of (mode, function, arguments), as those of `function_handlers`. It calls the original function where the policy
-for functions leaves it.
+A handler is a function of (mode, function, arguments), as those of `function_handlers`.
 """
 
 from __future__ import annotations
@@ -143,11 +142,9 @@ def _gelu(func: Callable, arguments: dict[str, Any]) -> FunctionCall | None:
 
 
 def _make_handler(names: str, parse: Parse) -> Handler:
-    """Make the handler of a function of torch.
+    """Make the handler of a function of torch with arguments of these names, in their order.
 
-    Args:
-        names: Names of its arguments in their order.
-        parse: Function from torch's function and its arguments by name to the call, or to None for a call that is left.
+    parse: function from torch's function and its arguments by name to the call, or to None for a call that is left.
     """
 
     def handler(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -156,9 +153,7 @@ def _make_handler(names: str, parse: Parse) -> Handler:
         arguments = bind_arguments(names, args, kwargs)
         call = None if arguments is None else parse(partial(call_original, func), arguments)
         chosen = None if call is None else mode.find_kernel(call)
-        if call is None or chosen is None:
-            return call_original(func, *args, **kwargs)
-        return mode.apply_kernel(call, chosen)
+        return None if call is None or chosen is None else mode.apply_kernel(call, chosen)
 
     return handler
 

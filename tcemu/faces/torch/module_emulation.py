@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tcemu.faces.torch.exchange import DTYPE_NAMES, DTYPES
-from tcemu.faces.torch.function_handlers import HANDLERS
+from tcemu.faces.torch.function_handlers import HANDLERS, call_original
 from tcemu.faces.torch.gpu_emulation import GpuEmulation
 from tcemu.faces.torch.kernel_functions import KERNEL_FLOATS, KERNEL_HANDLERS, FunctionCall, kernel_function_op, register_kernel
 from tcemu.faces.torch.matrix_products import convolution_op, convolution_shape, dot_general_op, dot_general_shape, matmul_op
@@ -275,9 +275,8 @@ class Decisions:
             self.plan = self.policy
         self.survey: RunSurvey | None = None  # survey of the run that is listed now
         self.capture: Callable[[Product, Any, Any], None] | None = None  # function that gets the operands of each replaced product
-        self._decisions: dict[tuple, tuple[Product, Replacement | None, Entry]] = {}
+        self._decisions: dict[tuple, tuple[Any, Entry]] = {}  # on products and on functions
         self.functions = as_function_policy(functions)
-        self._function_decisions: dict[tuple, tuple[str | None, Entry]] = {}
 
     def make_plan(self, products: Sequence[Product]) -> None:
         """Give the products of a whole run to a policy that must know all of them before it decides on one."""
@@ -293,14 +292,16 @@ class Decisions:
             facts: Facts of the product, see `_make_product`.
             weights: Paths of the parameters that the operands are, or None.
         """
-        key = (name, facts, weights)
+        return self._remember((name, facts, weights), lambda: self._decide_product(_make_product(name, facts, weights)))
+
+    def _remember(self, key: tuple, choose: Callable[[], tuple[Any, Entry]]) -> Any:
+        """Return what was chosen for a key, which is chosen once, and list it in a survey."""
         if key not in self._decisions:
-            product = _make_product(name, facts, weights)
-            self._decisions[key] = (product, *self._decide_product(product))
-        product, replacement, entry = self._decisions[key]
+            self._decisions[key] = choose()
+        chosen, entry = self._decisions[key]
         if self.survey is not None:
             self.survey.add(entry)
-        return replacement
+        return chosen
 
     def skip(self, name: str, facts: tuple, weights: tuple[str | None, str | None]) -> None:
         """List a product of dtypes or on devices that no operator takes."""
@@ -317,8 +318,8 @@ class Decisions:
                 dtypes or devices for which no operator exists, or "".
             parameters: Paths of the parameters among weight and bias.
         """
-        key = (name, facts, parameters)
-        if key not in self._function_decisions:
+
+        def choose() -> tuple[str | None, Entry]:
             kind, shape, operand_dtype, dtype, axis, eps, form, has_weight, has_bias, unsupported = facts
             function = Function(
                 name=name,
@@ -338,23 +339,20 @@ class Decisions:
             decision = decide_function(self.functions, function)
             kernel = None if unsupported else decision.kernel
             entry = Entry(name, None, kernel is not None, unsupported or decision.reason, function=function, kernel=kernel)
-            self._function_decisions[key] = None if kernel is None else register_kernel(function, kernel), entry
-        chosen, entry = self._function_decisions[key]
-        if self.survey is not None:
-            self.survey.add(entry)
-        return chosen
+            return None if kernel is None else register_kernel(function, kernel), entry
+
+        return self._remember((name, facts, parameters), choose)
 
     @property
     def entries(self) -> list[Entry]:
         """The decisions so far."""
-        products = [entry for _, _, entry in self._decisions.values()]
-        return products + [entry for _, entry in self._function_decisions.values()]
+        return sorted((entry for _, entry in self._decisions.values()), key=lambda entry: entry.product is None)
 
     def capture_operands(self, name: str, operands: Any, axes: Any) -> None:
         """Hand the operands of a running product to `capture`. axes: its dimension numbers, or a convolution's windows."""
         assert self.capture is not None
-        product = next(p for p, _, entry in self._decisions.values() if entry.name == name and matches_operands(p, operands))
-        self.capture(product, operands, axes)
+        products = (entry.product for _, entry in self._decisions.values() if entry.name == name and entry.product is not None)
+        self.capture(next(product for product in products if matches_operands(product, operands)), operands, axes)
 
     def _decide_product(self, product: Product) -> tuple[Replacement | None, Entry]:
         placeholder: Callable[[], Any] = lambda: jax.random.key(0)
@@ -432,7 +430,10 @@ class ProductMode(TorchFunctionMode):
         if func is torch.Tensor.unflatten and torch.compiler.is_compiling():
             return torch.unflatten(*args, **kwargs)  # the method calls super(), where torch.compile of torch 2.11 stops
         handler = ALL_HANDLERS.get(func)
-        return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if handler is None:
+            return func(*args, **kwargs)
+        result = handler(self, func, args, kwargs)
+        return call_original(func, *args, **kwargs) if result is None else result
 
     # ---- one product
 

@@ -23,18 +23,12 @@ OPERAND_POSITIONS = {  # positions of the operands among the arguments of aten's
     "convolution": (0, 1), "_convolution": (0, 1), "mkldnn_convolution": (0, 1), "convolution_backward": (0, 2), "_grouped_mm": (0, 1),
     "_scaled_grouped_mm": (0, 1), "_trilinear": (0, 2), "bilinear": (0, 1), "_euclidean_dist": (0, 1), "linalg_matrix_power": (0, 0),
 }  # fmt: skip
-FUSED_KERNELS = {  # kinds of kernels that contain products, by the beginnings of their names; their first two arguments are shown
-    "_scaled_dot_product": "attention as one kernel",
-    "_flash_attention": "attention as one kernel",
-    "_efficient_attention": "attention as one kernel",
-    "_native_multi_head_attention": "multi-head attention as one kernel",
-    "_transformer_encoder_layer_fwd": "a transformer layer as one kernel",
-    "mkldnn_rnn_layer": "a recurrent layer as one kernel",
-    "_thnn_fused": "a recurrent cell as one kernel",
-    "_cudnn_rnn": "a recurrent layer as one kernel",
-    "lstm": "a recurrent layer as one kernel",
-    "gru": "a recurrent layer as one kernel",
-    "rnn_": "a recurrent layer as one kernel",
+FUSED_KERNELS = {  # the beginnings of the names of kernels that contain products, by kind; their first two arguments are shown
+    "attention": ("_scaled_dot_product", "_flash_attention", "_efficient_attention"),
+    "multi-head attention": ("_native_multi_head_attention",),
+    "a transformer layer": ("_transformer_encoder_layer_fwd",),
+    "a recurrent cell": ("_thnn_fused",),
+    "a recurrent layer": ("mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru", "rnn_"),
 }
 NAMESPACE = "tcemu"
 
@@ -59,10 +53,10 @@ def find_product(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) ->
     if space == NAMESPACE:
         positions, hiding_kernel = (0, 1), f"emulated{', its gradients' if name.endswith('_backward') else ''}"
     elif positions is None:
-        kinds = [kind for start, kind in FUSED_KERNELS.items() if name.startswith(start)]
-        if not kinds:
+        kind = next((kind for kind, starts in FUSED_KERNELS.items() if name.startswith(starts)), None)
+        if kind is None:
             return None
-        positions, hiding_kernel = (0, 1), kinds[0]
+        positions, hiding_kernel = (0, 1), f"{kind} as one kernel"
     operands = tuple(args[place] for place in positions if place < len(args) and isinstance(args[place], torch.Tensor))
     return DispatchedProduct(f"{space}.{name}", operands, args, kwargs, result, hiding_kernel)
 

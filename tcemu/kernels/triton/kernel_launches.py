@@ -80,7 +80,7 @@ def launch_kernel(
     launch = Launch(
         kernel=metadata.name, grid=grid, threads=int(np.prod(threads)), settings=dict(kernel.settings), statements=counter.count,
         seconds=time.perf_counter() - began, printed=outputs.printed,
-        inexact=bit_doubts(counter.opcodes, _special_registers(kernel.function), target),
+        inexact=bit_doubts(counter.opcodes, special_registers(kernel.function), target),
     )  # fmt: skip
     memory.write(outputs)
     return LaunchData(launch, kernel.module, options, memory, outputs)
@@ -191,7 +191,8 @@ class StatementCounter:
         self.opcodes.add(event.linked.statement.opcode)
 
 
-def _special_registers(function: Function) -> set[str]:
+def special_registers(function: Function) -> set[str]:
+    """Return the special registers that a kernel reads."""
     operands = (part for statement in function.statements for part in nested_operands(statement.operands))
     return {part.name for part in operands if isinstance(part, Register) and part.name in SPECIAL_REGISTERS}
 

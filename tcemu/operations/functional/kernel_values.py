@@ -1,38 +1,30 @@
-"""Kernels as values: the order of their sums, their roundings and their special functions."""
+"""Kernels as values: the order of their sums, their roundings and their special functions; and as plain values, for JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
+from tcemu.base.records import Record
+from tcemu.base.saved_files import DamagedFile
 from tcemu.operations.functional.row_sums import RowSum
 from tcemu.operations.functional.special_choices import DIVISIONS, LOGARITHMS, POWERS, RECIPROCAL_ROOTS, ROOTS
+from tcemu.operations.products.recipe_json import value_from_dict, value_to_dict
 
 GELU_FORMS = ("erf", "tanh", "tanh.approx", "sigmoid")
 MOMENTS = ("two_pass", "welford")
 PAIRINGS = ("halves", "interleaved")
-Value = TypeVar("Value", bound="KernelValue")
 
 
-class KernelValue:
-    """The base of all values of kernels: checked fields, and `replace`."""
+class KernelValue(Record):
+    """The base of all values of kernels."""
 
-    def _check(self, flags: tuple[str, ...] = (), **choices: Any) -> None:
-        """Raise ValueError for a field that is none of its words, no bool, or no RowSum."""
-        owner = type(self).__name__
-        for name, known in choices.items():
-            if getattr(self, name) not in tuple(known):
-                raise ValueError(f"{owner}({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
-        for name in flags:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{owner}({name}={getattr(self, name)!r}): expected True or False")
+    def check_fields(self, **checks: Any) -> None:
+        """Check fields as `Record.check_fields` does, and that sums are a `RowSum`."""
+        super().check_fields(**checks)
         sums = getattr(self, "sums", None)
         if sums is not None and not isinstance(sums, RowSum):
-            raise ValueError(f"{owner}(sums={sums!r}): expected a RowSum")
-
-    def replace(self: Value, **changes: Any) -> Value:
-        """Return the value with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)  # type: ignore[type-var]
+            raise ValueError(f"{type(self).__name__}(sums={sums!r}): expected a RowSum")
 
 
 @dataclass(frozen=True)
@@ -61,9 +53,7 @@ class SoftmaxKernel(KernelValue):
     block: int | None = None
 
     def __post_init__(self) -> None:
-        self._check(power=POWERS, division=DIVISIONS, log=LOGARITHMS)
-        if self.block is not None and (isinstance(self.block, bool) or not isinstance(self.block, int) or self.block < 1):
-            raise ValueError(f"SoftmaxKernel(block={self.block!r}): expected a number of columns, 1 or more, or None")
+        self.check_fields(optional_counts="block", power=POWERS, division=DIVISIONS, log=LOGARITHMS)
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class RmsNormKernel(KernelValue):
     add_offset: bool = True
 
     def __post_init__(self) -> None:
-        self._check(("round_before_weight", "add_offset"), division=DIVISIONS, root=(*RECIPROCAL_ROOTS, *ROOTS))
+        self.check_fields(flags="round_before_weight add_offset", division=DIVISIONS, root=(*RECIPROCAL_ROOTS, *ROOTS))
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class LayerNormKernel(KernelValue):
     moments: str = "two_pass"
 
     def __post_init__(self) -> None:
-        self._check(("fused",), division=DIVISIONS, root=(*RECIPROCAL_ROOTS, *ROOTS), moments=MOMENTS)
+        self.check_fields(flags="fused", division=DIVISIONS, root=(*RECIPROCAL_ROOTS, *ROOTS), moments=MOMENTS)
         if self.moments == "welford" and self.sums.tile is not None:
             raise ValueError(f"LayerNormKernel(sums={self.sums!r}): Welford's updates take a row as one tile; expected tile=None")
 
@@ -134,7 +124,7 @@ class SiluKernel(KernelValue):
     division: str = "div.full"
 
     def __post_init__(self) -> None:
-        self._check(power=POWERS, division=DIVISIONS)
+        self.check_fields(power=POWERS, division=DIVISIONS)
 
 
 @dataclass(frozen=True)
@@ -156,7 +146,7 @@ class GeluKernel(KernelValue):
     division: str = "div.full"
 
     def __post_init__(self) -> None:
-        self._check(form=GELU_FORMS, power=POWERS, division=DIVISIONS)
+        self.check_fields(form=GELU_FORMS, power=POWERS, division=DIVISIONS)
 
 
 @dataclass(frozen=True)
@@ -175,4 +165,31 @@ class RotaryKernel(KernelValue):
     fused: bool = True
 
     def __post_init__(self) -> None:
-        self._check(("fused",), pairing=PAIRINGS)
+        self.check_fields(flags="fused", pairing=PAIRINGS)
+
+
+# ---- JSON
+
+TYPES = {kind.__name__: kind for kind in (SoftmaxKernel, RmsNormKernel, LayerNormKernel, SiluKernel, GeluKernel, RotaryKernel)}
+
+
+def kernel_to_dict(kernel: KernelValue | str) -> Any:
+    """Convert a kernel to plain values; a name of `functional.KERNELS` is one already."""
+    return kernel if isinstance(kernel, str) else {type(kernel).__name__: value_to_dict(kernel)}
+
+
+def kernel_from_dict(data: Any) -> KernelValue | str:
+    """Convert the plain values of `kernel_to_dict` to their kernel.
+
+    Args:
+        data: Plain values. They are not trusted: unknown names and values are rejected.
+
+    Raises:
+        ValueError: They are no kernel's.
+    """
+    if isinstance(data, str):
+        return data
+    if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in TYPES:
+        raise DamagedFile(f"kernel: got {str(data)[:80]}; expected a name, or an object with one of {', '.join(TYPES)}")
+    ((name, members),) = data.items()
+    return value_from_dict("kernel", TYPES[name], members)

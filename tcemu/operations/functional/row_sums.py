@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.base.meshes import match_varying_axes
+from tcemu.base.records import Record
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32, subtract_f32
 from tcemu.engine.arithmetic.special_functions import MAGNITUDE, NAN, multiply_f32
 
@@ -26,7 +27,7 @@ LEAST_EXACT = np.uint32((127 - 100) << 23)
 
 
 @dataclass(frozen=True)
-class RowSum:
+class RowSum(Record):
     """The order in which a thread block adds the elements of a row in f32.
 
     Element i of a tile belongs to register (i // (vector * lanes * warps)) * vector + i % vector of lane (i // vector) % lanes of warp
@@ -65,28 +66,17 @@ class RowSum:
     reversed_pairs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("warps", "vector", "tile", "lanes"):
-            value = getattr(self, name)
-            if isinstance(value, np.integer):
-                object.__setattr__(self, name, value := int(value))
-            if value is None and name == "tile":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
-                raise ValueError(f"RowSum({name}={value!r}): expected a power of two" + (", or None" if name == "tile" else ""))
+        choices = {"thread_order": THREAD_ORDERS, "lane_order": LANE_ORDERS, "warp_order": WARP_ORDERS}
+        self.check_fields(flags="fused", counts="warps vector lanes", optional_counts="tile", **choices)
+        for name in ("warps", "vector", "lanes", "tile"):
+            value = getattr(self, name) or 1
+            if value & (value - 1):
+                raise ValueError(f"RowSum({name}={value!r}): expected a power of two")
         if self.lanes > LANES:
             raise ValueError(f"RowSum(lanes={self.lanes}): a warp has {LANES} lanes")
-        for name, known in (("thread_order", THREAD_ORDERS), ("lane_order", LANE_ORDERS), ("warp_order", WARP_ORDERS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"RowSum({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
-        if not isinstance(self.fused, bool):
-            raise ValueError(f"RowSum(fused={self.fused!r}): expected True or False")
         pairs = self.reversed_pairs
         if not isinstance(pairs, tuple) or any(isinstance(pair, bool) or not isinstance(pair, int) or pair < 0 for pair in pairs):
             raise ValueError(f"RowSum(reversed_pairs={pairs!r}): expected a tuple of numbers of pairs, as (4,)")
-
-    def replace(self, **changes: Any) -> RowSum:
-        """Return the value with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
 
     def sum(self, x: Array) -> Array:
         """Add the last axis.

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.gradients import reverse_mode_only
+from tcemu.base.records import is_count
 from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes
@@ -20,7 +21,7 @@ from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.products.matmul import multiply_quantized, round_result, unbroadcast
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, float_array, product_shape
 from tcemu.operations.products.recipes import Recipe, resolve_recipe
-from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer, is_count
+from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer
 from tcemu.operations.quantize.scale_rules import max_finite_code
 from tcemu.operations.quantize.scaled_elements import ONE
 

@@ -155,12 +155,7 @@ class _GemmOperands(NamedTuple):
     scale_b: ArrayLike | None
 
 
-class _OperandCodes(NamedTuple):
-    """A, B and C as raw codes, or as JAX arrays of numbers, which the compiled product reinterprets as codes."""
-
-    a: Array
-    b: Array
-    c: Array
+_OperandCodes = tuple[Array, ...]  # A, B and C as raw codes, or as JAX arrays of numbers, which the compiled product reinterprets as codes
 
 
 class _Conversion(NamedTuple):
@@ -237,7 +232,7 @@ class _GemmProduct(NamedTuple):
         product_shape(shape_a, shape_b, shape_c)
         if len(shape_c) < 2:
             raise ValueError(f"c: got shape {list(shape_c)}; expected a matrix, [..., M, N], with any batch axes in front")
-        return _Conversion(sources, self.rounding, self.saturate), _OperandCodes(*codes)
+        return _Conversion(sources, self.rounding, self.saturate), codes
 
 
 def _attach_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
@@ -249,18 +244,9 @@ def _attach_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Arra
 
 
 @jit_wide_vectors(1, 2, 6)
-def _gemm_numbers(
-    model: Model,
-    spec: ProductSpec,
-    conversion: _Conversion,
-    codes: _OperandCodes,
-    scales: tuple[Array, Array] | None,
-    key: PRNGKey | None,
-    chunk: int,
-    fields: Array | None,
-) -> Array:
-    """Computes D: numbers, or codes where JAX has no dtype for them. chunk, fields: of a sparse A; 0 and None of a dense one."""
-    d = _gemm_codes(model, spec, conversion, codes, scales, key, chunk, fields)
+def _gemm_numbers(model: Model, spec: ProductSpec, *rest: Any) -> Array:
+    """Computes D as `_gemm_codes` does: numbers, or codes where JAX has no dtype for them."""
+    d = _gemm_codes(model, spec, *rest)
     return d if spec.d == F64 and not _is_x64_enabled() else _codes_to_numbers(spec.d, d)
 
 
@@ -274,7 +260,7 @@ def _gemm_codes(
     chunk: int,
     fields: Array | None,
 ) -> Array:
-    """Computes the codes of D."""
+    """Computes the codes of D. chunk, fields: of a sparse A; 0 and None of a dense one."""
     a, b, c = _round_operands(spec, conversion, codes, key)
     (*a_batch, m, k), (*b_batch, _, n) = _number_shape(spec.a, a), _number_shape(spec.b, b)
     batch = jnp.broadcast_shapes(tuple(a_batch), tuple(b_batch), _number_shape(spec.c, c)[:-2])

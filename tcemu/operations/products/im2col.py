@@ -154,11 +154,39 @@ class PatchOptions:
     pieces: Pieces
     dtype: np.dtype
 
+    @partial(jax.jit, static_argnums=0)
     def bits(self, operands: PatchOperands) -> Array:
-        return lax.bitcast_convert_type(_product_codes(self, operands), self.dtype)
+        recipe, x, (scheme, other) = operands.recipe, operands.x, operands.recipe.schemes
+        amax, kernel = _patch_amax(scheme, self, x), quantize(other, operands.kernel)
 
+        def piece(number: Array) -> Array:
+            total = multiply_quantized(recipe, quantize(scheme, self.piece(x, number), amax=amax), kernel)
+            return round_result(recipe, total, self.dtype)
+
+        return lax.bitcast_convert_type(self.pieces.join_rows(lax.map(piece, self.numbers)), self.dtype)
+
+    @partial(jax.jit, static_argnums=0)
     def smooth(self, operands: PatchOperands) -> Array:
-        return _smooth_product(self, operands)
+        """Computes the product in plain f32, from the quantised operands, or for "straight_through" from the given ones."""
+        recipe, (scheme, other) = operands.recipe, operands.recipe.schemes
+        raw = recipe.backward == "straight_through"
+        fixed_operands = jax.tree.map(lax.stop_gradient, operands)
+        amax = None if raw else _patch_amax(scheme, self, fixed_operands.x)
+
+        def numbers(scheme: Scheme, x: Array, amax: Array | None) -> Array:
+            values = x.astype(jnp.float32)
+            fixed = lax.stop_gradient(x)
+            rounded = values if raw else dequantize(scheme, quantize(scheme, fixed, amax=amax), x.shape[-1])
+            return attach_derivative(rounded, values)
+
+        kernel = numbers(other, operands.kernel, None)
+
+        @jax.checkpoint
+        def piece(number: Array) -> Array:
+            p = numbers(scheme, self.piece(operands.x, number), amax)
+            return jnp.einsum("gmk,gnk->gmn", p, kernel, precision=lax.Precision.HIGHEST)
+
+        return self.pieces.join_rows(lax.map(piece, self.numbers))
 
     def backward(self, operands: PatchOperands, g: Array) -> PatchOperands:
         recipe_da, recipe_db = (recipe.replace(backward="exact") for recipe in operands.recipe.require_gradients())
@@ -191,42 +219,6 @@ def _patch_amax(scheme: Scheme, options: PatchOptions, x: Array) -> Array | None
     if not scheme.spans_rows:
         return None
     return jnp.max(lax.map(lambda number: amax_codes(scheme, options.piece(x, number)), options.numbers))
-
-
-@partial(jax.jit, static_argnums=0)
-def _product_codes(options: PatchOptions, operands: PatchOperands) -> Array:
-    recipe, x, (scheme, other) = operands.recipe, operands.x, operands.recipe.schemes
-    amax, kernel = _patch_amax(scheme, options, x), quantize(other, operands.kernel)
-
-    def piece(number: Array) -> Array:
-        total = multiply_quantized(recipe, quantize(scheme, options.piece(x, number), amax=amax), kernel)
-        return round_result(recipe, total, options.dtype)
-
-    return options.pieces.join_rows(lax.map(piece, options.numbers))
-
-
-@partial(jax.jit, static_argnums=0)
-def _smooth_product(options: PatchOptions, operands: PatchOperands) -> Array:
-    """Computes the product in plain f32, from the quantised operands, or for "straight_through" from the given ones."""
-    recipe, (scheme, other) = operands.recipe, operands.recipe.schemes
-    raw = recipe.backward == "straight_through"
-    fixed_operands = jax.tree.map(lax.stop_gradient, operands)
-    amax = None if raw else _patch_amax(scheme, options, fixed_operands.x)
-
-    def numbers(scheme: Scheme, x: Array, amax: Array | None) -> Array:
-        values = x.astype(jnp.float32)
-        fixed = lax.stop_gradient(x)
-        rounded = values if raw else dequantize(scheme, quantize(scheme, fixed, amax=amax), x.shape[-1])
-        return attach_derivative(rounded, values)
-
-    kernel = numbers(other, operands.kernel, None)
-
-    @jax.checkpoint
-    def piece(number: Array) -> Array:
-        p = numbers(scheme, options.piece(operands.x, number), amax)
-        return jnp.einsum("gmk,gnk->gmn", p, kernel, precision=lax.Precision.HIGHEST)
-
-    return options.pieces.join_rows(lax.map(piece, options.numbers))
 
 
 def _f32_product(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand) -> Array:

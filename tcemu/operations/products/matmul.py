@@ -179,11 +179,26 @@ class MatmulOptions:
     dtype: np.dtype
     axis_name: str | None
 
+    @jit_wide_vectors(0)
     def bits(self, operands: MatmulOperands) -> Array:
-        return lax.bitcast_convert_type(_product_codes(self, operands), self.dtype)
+        recipe, bias = operands.recipe, operands.bias
+        shape = product_shape(operands.a.shape, operands.b.shape)
+        if 0 in (*shape, operands.a.shape[-1]):
+            total = jnp.zeros(shape, jnp.uint32)
+        else:
+            total = multiply_quantized(recipe, *_quantize_operands(self, operands), self.axis_name)
+        if bias is not None:
+            source, codes = array_codes(bias)
+            total = add(total, convert(source, F32, codes), F32)
+        return lax.bitcast_convert_type(round_result(recipe, total, self.dtype), self.dtype)
 
+    @partial(jax.jit, static_argnums=0)
     def smooth(self, operands: MatmulOperands) -> Array:
-        return _smooth_product(self, operands)
+        a, b = _smooth_factors(self, operands, raw=operands.recipe.backward == "straight_through")
+        total = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+        if self.axis_name is not None:
+            total, _ = match_varying_axes(lax.psum(total, self.axis_name), a)  # as the gathered parts vary
+        return total if operands.bias is None else total + operands.bias.astype(jnp.float32)
 
     def backward(self, operands: MatmulOperands, g: Array) -> MatmulOperands:
         recipe, a, b = operands.recipe, pruned_operand(operands.recipe, operands.a), operands.b
@@ -215,21 +230,6 @@ def unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 # ---- the bits
-
-
-@jit_wide_vectors(0)
-def _product_codes(options: MatmulOptions, operands: MatmulOperands) -> Array:
-    """Computes the codes of the result."""
-    recipe, bias = operands.recipe, operands.bias
-    shape = product_shape(operands.a.shape, operands.b.shape)
-    if 0 in (*shape, operands.a.shape[-1]):
-        total = jnp.zeros(shape, jnp.uint32)
-    else:
-        total = multiply_quantized(recipe, *_quantize_operands(options, operands), options.axis_name)
-    if bias is not None:
-        source, codes = array_codes(bias)
-        total = add(total, convert(source, F32, codes), F32)
-    return round_result(recipe, total, options.dtype)
 
 
 def multiply_quantized(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand, axis_name: str | None = None) -> Array:
@@ -350,15 +350,6 @@ def _quantize_operands(options: MatmulOptions, operands: MatmulOperands) -> tupl
     return a, b
 
 
-@partial(jax.jit, static_argnums=0)
-def _smooth_product(options: MatmulOptions, operands: MatmulOperands) -> Array:
-    a, b = _smooth_factors(options, operands, raw=operands.recipe.backward == "straight_through")
-    total = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-    if options.axis_name is not None:
-        total, _ = match_varying_axes(lax.psum(total, options.axis_name), a)  # as the gathered parts vary
-    return total if operands.bias is None else total + operands.bias.astype(jnp.float32)
-
-
 def _smooth_factors(options: MatmulOptions, operands: MatmulOperands, raw: bool) -> tuple[Array, Array]:
     """Returns the f32 factors of the smooth product: the quantised operands, or with `raw` the given ones.
 
@@ -392,14 +383,9 @@ def _zero_with_scale_gradient(scheme: Scheme, q: QuantizedOperand, values: Array
 def _check_scale(
     name: str, quantizer: Quantizer, sizes: tuple[int | None, int | None], scale: Array | np.ndarray | None, shape: tuple[int, ...]
 ) -> None:
-    """Raises ValueError unless the user's scales have the shape of the recipe's.
+    """Raises ValueError unless the user's scales of an argument have the shape of the recipe's.
 
-    Args:
-        name: The argument's name.
-        quantizer: The recipe's quantiser of this operand.
-        sizes: Neighbours along the operand's last two axes that share a scale; None: all.
-        scale: The user's scales, or None.
-        shape: The operand's shape.
+    sizes: neighbours along the operand's last two axes that share a scale; None: all. shape: the operand's.
     """
     if scale is None:
         return

@@ -53,13 +53,12 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
     key = normal_name(named)
     if key not in ROWS:
         raise unknown_recipe("recipe", name, key, ROWS, "ozaki_int8 on H100")
-    row: Any = ROWS[key]
-    values: dict[str, Any] = row._asdict() | {
-        "op": row.op.format(a="s8", b="s8"),
-        "target": row.target if target is None else target,
-        "name": key,
-    }
-    return (OzakiSliceRecipe if key in SLICE_ROWS else OzakiModularRecipe)(**values | changes)
+    kind, columns = (
+        (OzakiSliceRecipe, ("digits", "bits", "slices", "sums")) if key in SLICE_ROWS else (OzakiModularRecipe, ("moduli", "scaling"))
+    )
+    values: dict[str, Any] = dict(zip(("op", "target", *columns, "source"), ROWS[key], strict=True))
+    values |= {"op": values["op"].format(a="s8", b="s8"), "name": key} | ({} if target is None else {"target": target})
+    return kind(**values | changes)
 
 
 _cached_recipe = lru_cache(maxsize=64)(get_ozaki_recipe)

@@ -12,7 +12,7 @@ The reconstruction is exact: an integer below 20 P in uint32 limbs, as GEMMul8 c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import gcd, isqrt, prod
 from typing import Any, NamedTuple
@@ -25,25 +25,14 @@ from tcemu.base import bits
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.meshes import match_varying_axes
-from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.coding import Number, codes_to_limbs, convert, decode_limbs, encode_limbs, limbs_to_codes
 from tcemu.engine.formats.number_formats import F32, F64, S32, Format
 from tcemu.engine.isa.families import MatrixMultiply
-from tcemu.engine.isa.targets import resolve_target
-from tcemu.operations.products.ozaki_slices import (
-    FP8,
-    INT8,
-    NO_EXPONENT,
-    check_operands,
-    digit_codes,
-    finite_number,
-    pad_k,
-    shift_limbs,
-    zero_sums,
-)
+from tcemu.operations.products.ozaki_slices import FP8, INT8, NO_EXPONENT, ExactProducts, digit_codes, finite_number, shift_limbs, zero_sums
+from tcemu.operations.products.product_arguments import pad_k
 
 SCALINGS = ("norm", "product")
 MAX_MODULI = 20  # so that the sums of `_reconstruct` fit in uint32
@@ -55,16 +44,6 @@ INT8_MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 
 FP8_MODULI = (1089, 1024, 961, 841, 625, 529, 511, 509, 503, 499, 491, 487, 481, 479, 467, 463, 461, 457, 449, 443)
 
 
-class OzakiModularRow(NamedTuple):
-    """One recipe, for any target."""
-
-    op: str
-    target: str
-    moduli: tuple[int, ...]
-    scaling: str
-    source: str
-
-
 _GEMMUL8 = "arXiv 2504.08009 and 2508.03984; RIKEN-RCCS/GEMMul8 08e83eb: moduli, scaling and exact reconstruction; "
 _NORM = _GEMMUL8 + "fast mode, arXiv 2606.29129. The library's norms and logarithms are approximate, from the safe side"
 _PRODUCT = _GEMMUL8 + "accurate mode. The library's logarithms are approximate, from the safe side"
@@ -72,16 +51,16 @@ _FP8 = (
     "arXiv 2603.10634; RIKEN-RCCS/GEMMul8 58d57d4: moduli and parts of residues, square moduli first, then Karatsuba's products; 08e83eb: \
 the scaling of its fast mode and the exact reconstruction. GEMMul8's later moduli have other parts"
 )
-MODULAR_ROWS = {
-    "ozaki2_int8": OzakiModularRow(INT8, "sm_80", INT8_MODULI[:15], "norm", _NORM + ". 14 or 15 moduli by its README"),
-    "ozaki2_int8_accurate": OzakiModularRow(INT8, "sm_80", INT8_MODULI[:15], "product", _PRODUCT + ". 14 or 15 moduli by its README"),
-    "ozaki2_int8_fp32": OzakiModularRow(INT8, "sm_80", INT8_MODULI[:7], "norm", _NORM + ". 7 moduli keep 28 bits by its README"),
-    "ozaki2_fp8": OzakiModularRow(FP8, "sm_100", FP8_MODULI[:13], "norm", _FP8),
+MODULAR_ROWS = {  # op, target, moduli, scaling, source of `OzakiModularRecipe`
+    "ozaki2_int8": (INT8, "sm_80", INT8_MODULI[:15], "norm", _NORM + ". 14 or 15 moduli by its README"),
+    "ozaki2_int8_accurate": (INT8, "sm_80", INT8_MODULI[:15], "product", _PRODUCT + ". 14 or 15 moduli by its README"),
+    "ozaki2_int8_fp32": (INT8, "sm_80", INT8_MODULI[:7], "norm", _NORM + ". 7 moduli keep 28 bits by its README"),
+    "ozaki2_fp8": (FP8, "sm_100", FP8_MODULI[:13], "norm", _FP8),
 }
 
 
 @dataclass(frozen=True)
-class OzakiModularRecipe:
+class OzakiModularRecipe(ExactProducts):
     """A product of f64 or f32 matrices from products modulo small integers: a frozen value that hashes.
 
     A row of A is multiplied by 2^s and truncated toward zero, and so is a column of B. s is the greatest integer with 4^s * bound <=
@@ -121,10 +100,8 @@ class OzakiModularRecipe:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target", resolve_target(self.target))
-        object.__setattr__(self, "op", check_operands(self.op, self.target))
-        if self.scaling not in SCALINGS:
-            raise ValueError(f"scaling={self.scaling!r}: expected one of {', '.join(SCALINGS)}")
+        super().__post_init__()
+        self.check_fields(scaling=SCALINGS)
         if self.scaling == "product" and self.is_fp8:
             raise ValueError("scaling='product': with FP8 the sums of the estimate are rounded; use 'norm'")
         moduli: Any = self.moduli
@@ -138,20 +115,9 @@ class OzakiModularRecipe:
                 raise ValueError(f"moduli: residues modulo {p} are no exact {self.op.a}; {limits} work, from 3 on")
             if shared := [q for q in self.moduli[:index] if gcd(p, q) > 1]:
                 raise ValueError(f"moduli: {shared[0]} and {p} have a common factor; expected pairwise coprime integers")
-        resolve_arithmetic(self.op, self.target, self.model)
 
     def _is_exact(self, p: int) -> bool:
         return 3 <= p <= (MAX_KARATSUBA if self.is_fp8 else 256) or (self.is_fp8 and p == isqrt(p) ** 2 and 3 <= isqrt(p) <= MAX_ROOT)
-
-    @property
-    def is_fp8(self) -> bool:
-        """True if the parts of residues are e4m3."""
-        return str(self.op.a) == "e4m3"
-
-    @property
-    def arithmetic(self) -> Model:
-        """The model in use."""
-        return resolve_arithmetic(self.op, self.target, self.model).model
 
     @property
     def product_count(self) -> int:
@@ -162,10 +128,6 @@ class OzakiModularRecipe:
     def max_sum(self) -> int:
         """The largest magnitude of an integer sum that the residues determine."""
         return (prod(self.moduli) - 1) // 2
-
-    def replace(self, **changes: Any) -> OzakiModularRecipe:
-        """Return the recipe with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
 
     def __repr__(self) -> str:
         lines = [
@@ -252,7 +214,7 @@ def _product_exponents(recipe: OzakiModularRecipe, model: Model, a: Number, b: N
     estimate_bits = min(MAX_ESTIMATE_BITS, max(0, 31 - k.bit_length()) // 2)
     units = [top - (estimate_bits - 1) for top in tops]
     left, right = (digit_codes(recipe.op.a, _round_up(x, unit)) for x, unit in zip((a, b), units, strict=True))
-    left, right = pad_k(spec, left, jnp.swapaxes(right, -1, -2))
+    left, right = pad_k(spec, left, jnp.swapaxes(right, -1, -2), spec.k)
     estimate = multiply_matrices(model, spec, left, right, zero_sums(left, right))  # not negative
     rows, columns = jnp.max(estimate, axis=-1, keepdims=True), jnp.max(estimate, axis=-2, keepdims=True)
     bounds = ((rows,), (jnp.swapaxes(columns, -1, -2),))
@@ -317,7 +279,7 @@ def _multiply_residues(recipe: OzakiModularRecipe, model: Model, a: Array, b: Ar
         left, right = a[..., start : start + chunk], b[..., start : start + chunk, :]
         if recipe.is_fp8:
             left, right = _split_residues(recipe, left, False), _split_residues(recipe, right, True)
-        left, right = pad_k(spec, digit_codes(spec.a, left), digit_codes(spec.b, right))
+        left, right = pad_k(spec, digit_codes(spec.a, left), digit_codes(spec.b, right), spec.k)
         codes = multiply_matrices(model, spec, left, right, zero_sums(left, right))
         if recipe.is_fp8:
             codes = convert(F32, S32, codes, "RN")

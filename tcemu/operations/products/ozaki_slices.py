@@ -9,9 +9,9 @@ Integers carry every value: an f64 operand is two uint32 limbs, so that no x64 m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +21,7 @@ from tcemu.base import bits
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.meshes import match_varying_axes
+from tcemu.base.records import Record
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.fma import add_limbs
 from tcemu.engine.arithmetic.model import Model
@@ -32,24 +33,13 @@ from tcemu.engine.formats.number_formats import F32, F64, S32, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.legality import check
 from tcemu.engine.isa.targets import resolve_target
+from tcemu.operations.products.product_arguments import pad_k
 
 DIGITS = ("truncated", "nearest", "unsigned")
 SUMS = ("f64", "groups", "exact")
 NO_EXPONENT = -(1 << 14)  # of a row of zeros; far below every exponent of f64
 INT8 = "mma.sync.aligned.m16n8k32.row.col.s32.{a}.{b}.s32"
 FP8 = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
-
-
-class OzakiSliceRow(NamedTuple):
-    """One recipe, for any target."""
-
-    op: str  # spelling of the instruction, with the formats of A and B as {a} and {b}
-    target: str
-    digits: str
-    bits: int
-    slices: int
-    sums: str
-    source: str
 
 
 _OZIMMU = "enp1s0/ozIMMU 1c9ebf8, config.cu, split.cu, fp64_int8_8; arXiv 2306.11975"
@@ -61,13 +51,13 @@ _CUBLAS = (
 and the format of its sums are unpublished: ozIMMU's are taken"
 )
 _FP8 = "arXiv 2508.00441: slices that e4m3 holds, sums exact in 25-bit accumulators. Here digits to nearest, -16 to 16"
-SLICE_ROWS = {
-    "ozaki_int8": OzakiSliceRow(INT8, "sm_80", "truncated", 7, 8, "f64", _OZIMMU),
-    "ozaki_int8_groups": OzakiSliceRow(INT8, "sm_80", "truncated", 7, 8, "groups", _GROUPS),
-    "ozaki_int8_nearest": OzakiSliceRow(INT8, "sm_80", "nearest", 7, 8, "groups", _NEAREST),
-    "ozaki_int8_exact": OzakiSliceRow(INT8, "sm_80", "truncated", 7, 8, "exact", _EXACT),
-    "cublas_fixed_point": OzakiSliceRow(INT8, "sm_100", "unsigned", 8, 7, "f64", _CUBLAS),
-    "ozaki_fp8": OzakiSliceRow(FP8, "sm_100", "nearest", 5, 11, "groups", _FP8),
+SLICE_ROWS = {  # op, with the formats of A and B as {a} and {b}; target; digits, bits, slices, sums, source of `OzakiSliceRecipe`
+    "ozaki_int8": (INT8, "sm_80", "truncated", 7, 8, "f64", _OZIMMU),
+    "ozaki_int8_groups": (INT8, "sm_80", "truncated", 7, 8, "groups", _GROUPS),
+    "ozaki_int8_nearest": (INT8, "sm_80", "nearest", 7, 8, "groups", _NEAREST),
+    "ozaki_int8_exact": (INT8, "sm_80", "truncated", 7, 8, "exact", _EXACT),
+    "cublas_fixed_point": (INT8, "sm_100", "unsigned", 8, 7, "f64", _CUBLAS),
+    "ozaki_fp8": (FP8, "sm_100", "nearest", 5, 11, "groups", _FP8),
 }
 
 
@@ -80,8 +70,31 @@ def check_operands(op: MatrixMultiply | str, target: str) -> MatrixMultiply:
     return instruction
 
 
+class ExactProducts(Record):
+    """The base of recipes whose products of small integers are exact in the accumulator of an instruction."""
+
+    op: MatrixMultiply
+    target: str
+    model: Model | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", resolve_target(self.target))
+        object.__setattr__(self, "op", check_operands(self.op, self.target))
+        resolve_arithmetic(self.op, self.target, self.model)
+
+    @property
+    def is_fp8(self) -> bool:
+        """True if the factors are e4m3."""
+        return str(self.op.a) == "e4m3"
+
+    @property
+    def arithmetic(self) -> Model:
+        """The model in use."""
+        return resolve_arithmetic(self.op, self.target, self.model).model
+
+
 @dataclass(frozen=True)
-class OzakiSliceRecipe:
+class OzakiSliceRecipe(ExactProducts):
     """A product of f64 or f32 matrices from exact products of slices: a frozen value that hashes.
 
     A row of A whose largest element is below 2^e is the sum of slices d_t * 2^(e - bits * t), t = 1, 2, ..., with integer digits d_t; so
@@ -127,30 +140,21 @@ class OzakiSliceRecipe:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target", resolve_target(self.target))
-        object.__setattr__(self, "op", check_operands(self.op, self.target))
-        for name, known in (("digits", DIGITS), ("sums", SUMS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(known)}")
+        super().__post_init__()
+        self.check_fields(counts="bits slices", digits=DIGITS, sums=SUMS)
         for name, most in (("bits", 8), ("slices", 32)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{name}={value!r}: expected a number from 1 to {most}")
-        largest = {"truncated": (1 << self.bits) - 1, "nearest": 1 << (self.bits - 1), "unsigned": (1 << self.bits) - 1}[self.digits]
+            if getattr(self, name) > most:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a number from 1 to {most}")
         room = 16 if self.is_fp8 else 255 if self.digits == "unsigned" else 127
-        if largest > room or (self.is_fp8 and self.digits == "unsigned"):
-            raise ValueError(f"digits={self.digits!r}, bits={self.bits}: digits up to {largest} are no exact {self.op.a}; fewer bits work")
-        resolve_arithmetic(self.op, self.target, self.model)
+        if self.largest_digit > room or (self.is_fp8 and self.digits == "unsigned"):
+            raise ValueError(
+                f"digits={self.digits!r}, bits={self.bits}: digits up to {self.largest_digit} are no exact {self.op.a}; fewer bits work"
+            )
 
     @property
-    def is_fp8(self) -> bool:
-        """True if the slices are e4m3."""
-        return str(self.op.a) == "e4m3"
-
-    @property
-    def arithmetic(self) -> Model:
-        """The model in use."""
-        return resolve_arithmetic(self.op, self.target, self.model).model
+    def largest_digit(self) -> int:
+        """The largest magnitude of a digit."""
+        return 1 << (self.bits - 1) if self.digits == "nearest" else (1 << self.bits) - 1
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
@@ -167,12 +171,7 @@ class OzakiSliceRecipe:
     @property
     def max_k(self) -> int:
         """The greatest K whose integer sums cannot leave the accumulator of the instruction."""
-        largest = {"truncated": (1 << self.bits) - 1, "nearest": 1 << (self.bits - 1), "unsigned": (1 << self.bits) - 1}[self.digits]
-        return ((1 << (24 if self.is_fp8 else 31)) - 1) // largest**2
-
-    def replace(self, **changes: Any) -> OzakiSliceRecipe:
-        """Return the recipe with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
+        return ((1 << (24 if self.is_fp8 else 31)) - 1) // self.largest_digit**2
 
     def __repr__(self) -> str:
         lines = [
@@ -266,7 +265,8 @@ def _multiply_slices(recipe: OzakiSliceRecipe, model: Model, a: Array, b: Array,
         left = jnp.stack([a[pairs[n][0] - 1] for n in chosen])
         right = jnp.stack([b[pairs[n][1] - 1] for n in chosen])
         spec = _slice_spec(recipe, kind)
-        codes = multiply_matrices(model, spec, *pad_k(spec, digit_codes(spec.a, left), digit_codes(spec.b, right)), zero_sums(left, right))
+        left, right = pad_k(spec, digit_codes(spec.a, left), digit_codes(spec.b, right), spec.k)
+        codes = multiply_matrices(model, spec, left, right, zero_sums(left, right))
         if recipe.is_fp8:
             codes = convert(F32, S32, codes, "RZ")
         results |= dict(zip(chosen, lax.bitcast_convert_type(codes, jnp.int32), strict=True))
@@ -288,13 +288,6 @@ def zero_sums(a: Array, b: Array) -> Array:
 def digit_codes(fmt: Format, digits: Array) -> Array:
     """Return small integers as codes of s8, u8 or e4m3."""
     return digits.astype(jnp.uint8) if fmt.is_integer else from_float(fmt, digits.astype(jnp.float32))
-
-
-def pad_k(spec: ProductSpec, a: Array, b: Array) -> tuple[Array, Array]:
-    """Pad K with zeros to a multiple of the instruction's."""
-    after = -a.shape[-1] % spec.k
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, after)])
-    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, after), (0, 0)])
 
 
 def finite_number(negative: Array, magnitude: Limbs, exponent: Array | int) -> Number:

@@ -7,7 +7,7 @@ integers as {"array": [...]}. The types of the fields decide how they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -20,11 +20,12 @@ from jax.core import Tracer
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.number_formats import FORMATS, Format
+from tcemu.engine.isa.families import Instruction
 from tcemu.operations.quantize.quantizer import Quantizer
 
 RECIPE_KIND, RECIPE_VERSION = "tcemu recipe", 1
 MAX_NESTING = 16  # recipes of gradients within recipes
-VALUE_TYPES = (Model, Quantizer)  # types of fields that are themselves values
+TEXTS = (Format, Instruction)  # dataclasses that are written by name
 LATER_FIELDS: dict[type, dict[str, Any]] = {Model: {"clamp_step": None}, Quantizer: {"element": None}}  # values that older files lack
 INT32_LIMITS = (-(2**31), 2**31 - 1)
 
@@ -45,6 +46,11 @@ def _union_members(hint: Any) -> list[Any]:
     return [str] if origin is Literal else [origin or hint]
 
 
+def _is_value_type(kind: Any) -> bool:
+    """Return whether fields of a type are values themselves."""
+    return is_dataclass(kind) and isinstance(kind, type) and not issubclass(kind, TEXTS)
+
+
 def value_to_dict(value: Any) -> dict[str, Any]:
     """Convert a value to a dict for JSON.
 
@@ -55,14 +61,14 @@ def value_to_dict(value: Any) -> dict[str, Any]:
 
 
 def _plain_field(owner: str, name: str, value: Any) -> Any:
-    if isinstance(value, VALUE_TYPES):
+    if _is_value_type(type(value)):
         return value_to_dict(value)
     if isinstance(value, Tracer):
         raise TypeError(f"{owner}.{name} is traced by JAX and has no number yet; save the recipe outside jit and vmap")
     if isinstance(value, jax.Array | np.ndarray):
         return {"array": np.asarray(value).tolist()}
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain_field(owner, name, item) for item in value]
     if callable(value):
         raise TypeError(f"{owner}.{name} is a function, which a file cannot hold; save the recipe with a rule of tcemu.quantize.RULES")
     if isinstance(value, Format) and FORMATS.get(value.name) != value:
@@ -70,36 +76,37 @@ def _plain_field(owner: str, name: str, value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any] | None = None) -> Any:
-    """Convert a dict of `value_to_dict` to its value.
+def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any] | None = None, **readers: Callable[[Any], Any]) -> Any:
+    """Convert a dict of `value_to_dict` to its value. Raises ValueError for no such dict, or a field that the constructor rejects.
 
     Args:
         name: Name of the value in messages.
         kind: Type of the value.
         data: The dict.
         defaults: Values of fields that older files lack.
-
-    Raises:
-        ValueError: `data` is no such dict, or the constructor rejects a field.
+        **readers: What reads a field, in place of `read_field`.
     """
     lacking = LATER_FIELDS.get(kind, {}) | dict(defaults or {})
     members = check_members(name, {**lacking, **data} if isinstance(data, dict) else data, [field.name for field in fields(kind)])
     types = field_types(kind)
-    values = {field: read_field(name, field, types[field], value) for field, value in members.items()}
+    values = {
+        field: readers[field](value) if field in readers else read_field(name, field, types[field], value)
+        for field, value in members.items()
+    }
     return construct(name, lambda: kind(**values))
 
 
 def read_field(owner: str, name: str, types: frozenset[Any], value: Any) -> Any:
     """Convert a field of a dict by the types that the field may have. Raises ValueError for another kind of value."""
-    nested = types & set(VALUE_TYPES)
-    if nested and value is not None:
-        return value_from_dict(name, next(iter(nested)), value)
+    nested = next(filter(_is_value_type, types), None)
+    if nested is not None and (value is not None or types == {nested}):
+        return value_from_dict(f"{owner}.{name}", nested, value)
     if Format in types and value is not None:
         return read_format(name, value)
     if tuple in types and value is not None:
         if not isinstance(value, list):
-            raise DamagedFile(f"{owner}.{name}: got {str(value)[:80]}; expected a list of integers")
-        return tuple(value)
+            raise DamagedFile(f"{owner}.{name}: got {str(value)[:80]}; expected a list")
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if types == {str} and not isinstance(value, str):
         raise DamagedFile(f"{owner}.{name}: got {str(value)[:80]}; expected text")
     if jax.Array in types and isinstance(value, dict):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from math import gcd
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from jax import Array
 from jax.core import Tracer
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.records import Record, is_count
 from tcemu.base.results import Table
 from tcemu.base.saved_files import parse_json
 from tcemu.engine.architectures.bibliography import make_bibtex
@@ -39,7 +40,7 @@ from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_di
 from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
 from tcemu.operations.products.unit_choice import describe_unit
 from tcemu.operations.quantize.hadamard import SIGNS_16, HadamardTransform
-from tcemu.operations.quantize.quantizer import Quantizer, Scheme, is_count
+from tcemu.operations.quantize.quantizer import Quantizer, Scheme
 
 BACKWARD_MODES = ("exact", "straight_through")
 RESULT_FORMATS = {str(fmt): fmt for fmt in (F32, F16, BF16)}
@@ -163,7 +164,7 @@ def split_accumulator_interval(target: str) -> int | None:
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """A library's matrix product with one instruction: a frozen value that prints itself and hashes.
 
     Outside the instruction all arithmetic is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4:
@@ -242,8 +243,6 @@ class Recipe:
             )
         if self.a.hadamard is not None:
             resolve_arithmetic(_hadamard_op(self.target), self.target)  # raises where the target has no bf16 instruction
-        if self.reduction not in REDUCTIONS:
-            raise ValueError(f"reduction={self.reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         object.__setattr__(self, "dtype", RESULT_FORMATS.get(self.dtype, self.dtype) if isinstance(self.dtype, str) else self.dtype)
         if self.dtype not in RESULT_FORMATS.values():
             raise ValueError(f"dtype={self.dtype!r}: expected f32, f16 or bf16, of tcemu.formats or by its name")
@@ -269,11 +268,9 @@ class Recipe:
         for name in ("name", "source"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name}={getattr(self, name)!r}: expected a string")
-        for name in ("split_k", "promote"):
-            if isinstance(value := getattr(self, name), np.integer):
-                object.__setattr__(self, name, int(value))
-        if not is_count(self.split_k):
-            raise ValueError(f"split_k={self.split_k!r}: expected a number of parts, 1 or more")
+        self.check_fields(counts="split_k", reduction=REDUCTIONS)
+        if isinstance(self.promote, np.integer):
+            object.__setattr__(self, "promote", int(self.promote))
         if isinstance(self.promote, np.ndarray | jax.Array):
             whole = jnp.issubdtype(self.promote.dtype, jnp.integer)
             fits = whole and (isinstance(self.promote, Tracer) or bool((np.asarray(self.promote) >= 1).all()))
@@ -407,10 +404,6 @@ class Recipe:
         """True if the recipe or a recipe of its gradients rounds stochastically, and so needs a key."""
         return "SR" in (self.a.rounding, self.b.rounding) or any(r.is_stochastic for r in self.gradients or ())
 
-    def replace(self, **changes: Any) -> Recipe:
-        """Returns the recipe with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
-
     def what_if(self, *, backward: bool = True, **changes: Any) -> Recipe:
         """Returns the recipe with another arithmetic.
 
@@ -437,7 +430,7 @@ class Recipe:
             own["backward"] = self.backward._gradients_what_if("gradient", changes)
         elif backward and isinstance(self.backward, tuple):
             own["backward"] = tuple(r._gradients_what_if(name, changes) for r, name in zip(self.backward, ("dA", "dB"), strict=True))
-        return replace(self, **own)
+        return self.replace(**own)
 
     def _gradients_what_if(self, gradient: str, changes: dict[str, Any]) -> Recipe:
         try:

@@ -11,8 +11,8 @@ here it is an f32 product, exact unless it is subnormal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import match_varying_axes, shard_like
-from tcemu.base.saved_files import check_members
+from tcemu.base.records import Record
 from tcemu.engine.arithmetic.fma import add
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
@@ -37,7 +37,7 @@ from tcemu.engine.formats.number_formats import ARRAY_FORMATS, BF16, F16, F32, T
 from tcemu.operations.products.library.kernel_sums import operand_codes
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, product_shape
 from tcemu.operations.products.recipe_facts import plain_facts
-from tcemu.operations.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
+from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict, value_from_dict, value_to_dict
 from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
 from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
 from tcemu.operations.products.recipes import Recipe, get_recipe
@@ -99,7 +99,7 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WideRecipe:
+class WideRecipe(Record):
     """A product of float32 matrices that is made of several products of narrower parts: a frozen value that hashes.
 
     Outside the instruction all arithmetic is f32, rounded to nearest even. `tcemu.matmul` and `tcemu.dot_general` compute by a wide recipe.
@@ -137,6 +137,7 @@ class WideRecipe:
     def __post_init__(self) -> None:
         if not isinstance(self.narrow, Recipe):
             raise TypeError(f"narrow={self.narrow!r}: expected a tcemu.Recipe, as tcemu.get_recipe('bf16', 'A100') returns")
+        self.check_fields(flags="by_instruction short_first_tile apart", counts="k_tile", cleared=(None, *CLEARED_VALUES))
         object.__setattr__(self, "narrow", self.narrow.replace(backward="exact"))
         plain = Recipe(self.narrow.op, self.narrow.target, model=self.narrow.model)
         if self.narrow != plain or self.narrow.op.d != F32 or self.narrow.op.a != self.narrow.op.b:
@@ -151,13 +152,8 @@ class WideRecipe:
         known = all(isinstance(pair, tuple) and len(pair) == 2 and all(part in range(parts) for part in pair) for pair in self.products)
         if not self.products or not known:
             raise ValueError(f"products={self.products!r}: expected pairs of the numbers of parts, 0 to {parts - 1}")
-        if not isinstance(self.k_tile, int) or self.k_tile < 1 or self.k_tile % self.narrow.op.k:
+        if self.k_tile % self.narrow.op.k:
             raise ValueError(f"k_tile={self.k_tile!r}: expected a multiple of {self.narrow.op.k}, the K of {self.narrow.op}")
-        for name in ("by_instruction", "short_first_tile", "apart"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}={getattr(self, name)!r}: expected a bool")
-        if self.cleared is not None and self.cleared not in CLEARED_VALUES:
-            raise ValueError(f"cleared={self.cleared!r}: expected {' or '.join(map(repr, CLEARED_VALUES))}, or None")
         if self.cleared is not None and self.by_instruction:
             raise ValueError("cleared: the last product of a tile has no place of its own with by_instruction; leave one of them out")
         exponents = self.exponents
@@ -186,10 +182,6 @@ class WideRecipe:
     def format(self) -> Format:
         """Format of the parts."""
         return self.narrow.op.a
-
-    def replace(self, **changes: Any) -> WideRecipe:
-        """Return the recipe with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
 
     def __repr__(self) -> str:
         order = ", ".join(f"A{i}·B{j}" for i, j in self.products)
@@ -240,35 +232,15 @@ def _find(name: str) -> WideRecipe | None:
 
 # ---- JSON
 
-SAVED_FIELDS = (
-    "narrow", "roundings", "products", "k_tile", "by_instruction", "cleared", "short_first_tile", "exponents", "apart", "name", "source",
-)  # fmt: skip
-
 
 def wide_recipe_to_dict(recipe: WideRecipe) -> dict[str, Any]:
     """Convert a wide recipe to plain values."""
-    values = {name: getattr(recipe, name) for name in SAVED_FIELDS}
-    pairs = [list(pair) for pair in recipe.products]
-    lists = {"roundings": list(recipe.roundings), "products": pairs, "exponents": list(recipe.exponents)}
-    return values | {"narrow": recipe_to_dict(recipe.narrow), **lists}
+    return value_to_dict(recipe) | {"narrow": recipe_to_dict(recipe.narrow)}
 
 
 def wide_recipe_from_dict(data: Any) -> WideRecipe:
     """Convert the plain values of `wide_recipe_to_dict` to their recipe. Raises ValueError."""
-    members = check_members("a wide recipe", data, SAVED_FIELDS)
-    narrow = recipe_from_dict(Recipe, members["narrow"])
-    lists = [members["roundings"], members["products"], members["exponents"]]
-    if not all(isinstance(x, list) for x in lists) or not all(isinstance(pair, list) for pair in members["products"]):
-        raise ValueError(f"a wide recipe: got {str(lists)[:80]}; expected lists of roundings and of pairs of parts")
-    if not all(isinstance(members[name], str) for name in ("name", "source")):
-        raise ValueError("a wide recipe: expected texts as name and source")
-    values = members | {
-        "narrow": narrow,
-        "roundings": tuple(lists[0]),
-        "products": tuple(map(tuple, lists[1])),
-        "exponents": tuple(lists[2]),
-    }
-    return construct("a wide recipe", lambda: WideRecipe(**values))
+    return value_from_dict("a wide recipe", WideRecipe, data, narrow=partial(recipe_from_dict, Recipe))
 
 
 # ---- the product

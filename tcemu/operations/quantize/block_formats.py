@@ -190,7 +190,8 @@ def block_quantize(
     largest, tensor = _find_amax(blocking, scaling and scaling.tensor, codes, *(tensors or (None, None)))
     scales, scalers = _block_scales(rule_row, fmt.element, blocking.arithmetic, largest, tensor)
     key = key if rounding == "SR" else None
-    elements = _encode_elements(blocking, fmt.element, rule_row.scale, rounding, scaling and scaling.apply, codes, scales, scalers, key)
+    encoding = _Encoding(blocking.arithmetic, fmt.element, rule_row.scale, rounding, scaling and scaling.apply)
+    elements = _encode_elements(blocking, encoding, codes, scales, scalers, key)
     tensor_scale = lax.bitcast_convert_type(tensor[0], jnp.float32) if tensor else None
     return BlockQuantized(elements, jnp.moveaxis(scales, -1, axis), tensor_scale, fmt, axis)
 
@@ -276,6 +277,16 @@ class _Blocking(NamedTuple):
         return split_groups(x, self.block, self.axis)
 
 
+class _Encoding(NamedTuple):
+    """The static part of the encoding of elements."""
+
+    arithmetic: Format
+    element: Format
+    scale: Format
+    rounding: str
+    apply: Callable[[Array, Array, Format], Array] | None  # that of the rule's two levels; None where scales are powers of two
+
+
 @partial(jax.jit, static_argnames=("blocking", "of_tensor", "amax_source"))
 def _find_amax(
     blocking: _Blocking,
@@ -346,67 +357,45 @@ def _nan_if_special(scale: Format, arithmetic: Format, largest: Limbs, scales: A
     return jnp.where(special, scale.nan, scales).astype(jnp.uint8)
 
 
-@partial(jax.jit, static_argnames=("blocking", "element", "scale", "rounding", "apply"))
+@partial(jax.jit, static_argnums=(0, 1))
 def _encode_elements(
-    blocking: _Blocking,
-    element: Format,
-    scale: Format,
-    rounding: str,
-    apply: Callable[[Array, Array, Format], Array] | None,
-    codes: Array,
-    scales: Array,
-    scalers: Array | None,
-    key: PRNGKey | None,
+    blocking: _Blocking, encoding: _Encoding, codes: Array, scales: Array, scalers: Array | None, key: PRNGKey | None
 ) -> Array:
-    """Computes the codes of x / scale. apply and its argument are those of the rule's two levels; None where scales are powers of two."""
+    """Computes the codes of x / scale. scalers: the argument of `encoding.apply`."""
 
     def portable(codes: Array, scales: Array, scalers: Array | None) -> Array:
         limbs = blocking.limbs(codes)
         shape = limbs[0].shape
         random = None if key is None else blocking.split_blocks(jax.random.bits(key, shape, jnp.uint32))
         limbs = tuple(map(blocking.split_blocks, limbs))
-        elements = _scale_and_encode(blocking.arithmetic, element, scale, rounding, apply, limbs, scales, scalers, random)
+        elements = _scale_and_encode(encoding, limbs, scales, scalers, random)
         return join_groups(elements, shape[blocking.axis], blocking.axis)
 
+    element = encoding.element
     small_is_zero = element.min_exponent - element.mantissa_bits > F32.min_exponent
     in_last = jnp.moveaxis(codes, blocking.axis, -1)
     reason = "" if blocking.arithmetic == F32 and small_is_zero else f"{element} from {blocking.arithmetic} may differ from f32 quotients"
-    reason = reason or unsupported_reason(blocking.source, element, rounding, in_last, scaled=True)
-    return round_by_platform(reason, partial(_encode_with_kernel, blocking, element, scale, apply), portable, codes, scales, scalers)
+    reason = reason or unsupported_reason(blocking.source, element, encoding.rounding, in_last, scaled=True)
+    return round_by_platform(reason, partial(_encode_with_kernel, blocking, encoding), portable, codes, scales, scalers)
 
 
 def _encode_with_kernel(
-    blocking: _Blocking,
-    element: Format,
-    scale: Format,
-    apply: Callable[[Array, Array, Format], Array] | None,
-    platform: str,
-    codes: Array,
-    scales: Array,
-    scalers: Array | None,
+    blocking: _Blocking, encoding: _Encoding, platform: str, codes: Array, scales: Array, scalers: Array | None
 ) -> Array:
     """Encodes elements by a kernel, which divides by powers of two. A quotient too small for f32 is zero in the element's format."""
+    element, scale = encoding.element, encoding.scale
     if scalers is not None:
         scales = jnp.where(scales == scale.nan, F32.nan, scalers)
     sizes, codes = GroupSizes(rows=1, depth=blocking.block), jnp.moveaxis(codes, blocking.axis, -1)
-    multiplied, divisor = apply is multiply, scale if scalers is None else F32
+    multiplied, divisor = encoding.apply is multiply, scale if scalers is None else F32
     elements = round_with_kernel(blocking.source, element, True, sizes, platform, codes, scales, multiplied=multiplied, scale=divisor)
     return jnp.moveaxis(elements, -1, blocking.axis)
 
 
-@compile_once(0, 1, 2, 3, 4)
-def _scale_and_encode(
-    arithmetic: Format,
-    element: Format,
-    scale: Format,
-    rounding: str,
-    apply: Callable[[Array, Array, Format], Array] | None,
-    limbs: Limbs,
-    scales: Array,
-    scalers: Array | None,
-    random: Array | None,
-) -> Array:
+@compile_once(0)
+def _scale_and_encode(encoding: _Encoding, limbs: Limbs, scales: Array, scalers: Array | None, random: Array | None) -> Array:
     """Encodes numbers [..., blocks, block] as elements: divided by scales [..., blocks] in ue8m0, or scaled by `apply`."""
+    arithmetic, element, scale, rounding, apply = encoding
     scale_is_nan = (scales == scale.nan)[..., None]
     if apply is not None and scalers is not None:
         limbs = (apply(limbs[0], scalers[..., None], F32),)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.base.compilation import compile_once
+from tcemu.base.records import Record, is_count
 from tcemu.engine.arithmetic.integer_quotients import divide_on_integers
 from tcemu.engine.backends.elementwise_request import ScaleRequest
 from tcemu.engine.backends.quotients import divide, divide_by_machine, multiply
@@ -46,13 +47,8 @@ Rule = Callable[[Array], Array]  # from the max magnitudes of groups, float32, t
 MIN_SCALE = np.float32(2.0**-126).view(np.uint32)
 
 
-def is_count(value: Any) -> bool:
-    """Returns True for an int of 1 or more. Booleans are rejected."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 @dataclass(frozen=True)
-class Quantizer:
+class Quantizer(Record):
     """The scaling of one operand and its rounding to an instruction's format: a frozen value.
 
     An element is x / scale, in f32 and then in the format, each rounded once. Inf or NaN in a group makes its scale Inf or NaN, and its
@@ -97,16 +93,10 @@ class Quantizer:
     element: Format | None = None
 
     def __post_init__(self) -> None:
-        for field, expected in (("scaling", SCALINGS), ("scale", SCALES), ("rule", (None, *RULES)), ("rounding", ROUNDINGS)):
-            value = getattr(self, field)
-            if field == "rule" and callable(value):
-                continue
-            if not (value is None or isinstance(value, str)) or value not in expected:
-                raise ValueError(f"Quantizer({field}={value!r}): expected one of {', '.join(map(str, expected))}")
         if isinstance(self.saturate, np.bool_):
             object.__setattr__(self, "saturate", bool(self.saturate))
-        if not isinstance(self.saturate, bool):
-            raise ValueError(f"Quantizer(saturate={self.saturate!r}): expected True or False")
+        rules = (self.rule,) if callable(self.rule) else (None, *RULES)
+        self.check_fields(flags="saturate", counts="rows", scaling=SCALINGS, scale=SCALES, rounding=ROUNDINGS, rule=rules)
         if isinstance(self.block, tuple):
             object.__setattr__(self, "block", tuple(int(v) if isinstance(v, np.integer) else v for v in self.block))
         block_fits = self.block is None or (isinstance(self.block, tuple) and len(self.block) == 2 and all(map(is_count, self.block)))
@@ -138,9 +128,7 @@ class Quantizer:
         self._check_rows_and_signs()
 
     def _check_rows_and_signs(self) -> None:
-        if isinstance(self.rows, np.integer):
-            object.__setattr__(self, "rows", int(self.rows))
-        if not is_count(self.rows) or (self.rows > 1 and not self.scales_in_unit):
+        if self.rows > 1 and not self.scales_in_unit:
             raise ValueError(
                 f"Quantizer(rows={self.rows!r}): expected 1, or how many rows share a scale of the instruction's own blocks: "
                 'scaling="block", block=None'

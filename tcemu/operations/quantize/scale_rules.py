@@ -20,16 +20,13 @@ from tcemu.engine.backends import elementwise
 from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import E4M3, F32, UE4M3, UE8M0, Format
-
-
-def _f32(value: float) -> np.uint32:
-    return np.float32(value).view(np.uint32)
+from tcemu.operations.quantize.scale_factors import MAX_F32, ONE, f32_code
 
 
 def max_finite_code(fmt: Format) -> np.uint32:
     """Returns the largest finite value of a format narrower than f32, an f32 code."""
     field, fraction = divmod(fmt.max_magnitude, 1 << fmt.mantissa_bits)
-    return _f32((1 + fraction / (1 << fmt.mantissa_bits)) * 2.0 ** (field - fmt.bias))
+    return f32_code((1 + fraction / (1 << fmt.mantissa_bits)) * 2.0 ** (field - fmt.bias))
 
 
 # ---- scales that are powers of two: the exponent, from a block's largest magnitude
@@ -80,9 +77,8 @@ class TwoLevelScaling(NamedTuple):
     apply: Callable[[Array, Array, Format], Array]  # multiply or divide: (x, second result of `block`, F32)
 
 
-SIX, SIXTH = _f32(6), _f32(1 / 6)
-NVFP4_RANGE = _f32(6 * 448)  # the largest element times the largest scale
-ONE, MAX_F32 = _f32(1), _f32(float(np.finfo(np.float32).max))
+SIX, SIXTH = f32_code(6), f32_code(1 / 6)
+NVFP4_RANGE = f32_code(6 * 448)  # the largest element times the largest scale
 
 
 def _encode_ue4m3(x: Array) -> Array:
@@ -123,12 +119,12 @@ def _plain_tensor(amax: Array) -> tuple[Array, ...]:
 
 def _modelopt_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
     ratio = divide(amax, multiply(SIX, tensor_scale, F32), F32)
-    scale = _encode_ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), _f32(2**-9)))
+    scale = _encode_ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), f32_code(2**-9)))
     return scale, _multiply_ue4m3(scale, tensor_scale)
 
 
 def _torchao_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
-    scale = _encode_ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), _f32(2**-6)))
+    scale = _encode_ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), f32_code(2**-6)))
     return scale, _multiply_ue4m3(scale, tensor_scale)
 
 
@@ -174,25 +170,15 @@ def _two_level_rule(tensor: Callable, block: Callable, apply: Callable, source: 
 RULES = {
     "floor": ScaleRule(UE8M0, _floor, in_f32=False, source="2^floor(log2 amax) / 2^emax: OCP MX 1.0, 6.3; torchao mx_tensor.py FLOOR"),
     "ceil": ScaleRule(UE8M0, _ceil, in_f32=False, source="2^ceil(log2 amax) / 2^emax: torchao 050515e, mx_tensor.py CEIL"),
-    "even": ScaleRule(
-        UE8M0, _even, in_f32=False, source="floor of amax rounded half up to the element's bits: torchao 050515e, mx_tensor.py EVEN"
-    ),
-    "rceil": ScaleRule(
-        UE8M0,
-        _rceil,
+    "even": ScaleRule(UE8M0, _even, in_f32=False,
+        source="floor of amax rounded half up to the element's bits: torchao 050515e, mx_tensor.py EVEN"),
+    "rceil": ScaleRule(UE8M0, _rceil,
         source="amax / largest element in f32, rounded up by cvt.rp.satfinite.ue8m0x2.f32: torchao RCEIL, compiled; TransformerEngine's "
-        "product by 1 / largest has the same power of two, but for subnormal numbers",
-    ),
-    "transformer_engine": _two_level_rule(
-        _inverse_tensor,
-        _inverse_block,
-        multiply,
-        "arXiv 2509.25149; TransformerEngine 1a4d3b0, custom_recipes/quantization_nvfp4.py; 0718c01, cast/nvfp4/core_nvfp4.cuh",
-    ),
-    "modelopt": _two_level_rule(
-        _plain_tensor, _modelopt_block, divide, "Model-Optimizer 211c6b3, qtensor/nvfp4_tensor.py, the dynamic path"
-    ),
-    "torchao": _two_level_rule(
-        _plain_tensor, _torchao_block, divide, "torchao 02a1bc4, mx_formats/nvfp4_tensor.py, with a scale per tensor"
-    ),
-}
+        "product by 1 / largest has the same power of two, but for subnormal numbers"),
+    "transformer_engine": _two_level_rule(_inverse_tensor, _inverse_block, multiply,
+        "arXiv 2509.25149; TransformerEngine 1a4d3b0, custom_recipes/quantization_nvfp4.py; 0718c01, cast/nvfp4/core_nvfp4.cuh"),
+    "modelopt": _two_level_rule(_plain_tensor, _modelopt_block, divide,
+        "Model-Optimizer 211c6b3, qtensor/nvfp4_tensor.py, the dynamic path"),
+    "torchao": _two_level_rule(_plain_tensor, _torchao_block, divide,
+        "torchao 02a1bc4, mx_formats/nvfp4_tensor.py, with a scale per tensor"),
+}  # fmt: skip

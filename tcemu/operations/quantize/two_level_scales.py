@@ -16,7 +16,7 @@ from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F16, F32, UE4M3, Format
 from tcemu.operations.quantize.scale_factors import INFINITY, MAX_F32, MIN_NORMAL, ONE, SIGN, ZERO, Factor, f32_code
-from tcemu.operations.quantize.scale_rules import RULES
+from tcemu.operations.quantize.scale_rules import NVFP4_RANGE, RULES, SIX, SIXTH
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,6 @@ def _steps_of_rule(name: str, text: str) -> TwoLevelSteps:
     return TwoLevelSteps(rule.tensor, block, text)
 
 
-SIX, SIXTH, RANGE = f32_code(6), f32_code(1 / 6), f32_code(6 * 448)
-
-
 def _ue4m3(x: Array) -> tuple[Array, Array]:
     """Returns the code and the value of a scale, rounded to nearest and saturated; a NaN is NaN."""
     code = convert(F32, UE4M3, x, saturate=True)
@@ -87,16 +84,16 @@ def _clamp(x: Array, low: float, high: float = 448.0) -> Array:
 
 
 def _decode_tensor(amax: Array) -> tuple[Array, ...]:
-    return (divide(amax, RANGE, F32),)
+    return (divide(amax, NVFP4_RANGE, F32),)
 
 
 def _encode_tensor(amax: Array) -> tuple[Array, ...]:
-    encode = divide(RANGE, amax, F32)
+    encode = divide(NVFP4_RANGE, amax, F32)
     return divide(ONE, encode, F32), encode
 
 
 def _encode_tensor_at_least_tiny(amax: Array) -> tuple[Array, ...]:
-    encode = divide(RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
+    encode = divide(NVFP4_RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
     return divide(ONE, encode, F32), encode
 
 
@@ -153,49 +150,30 @@ def _unit_tensor(amax: Array) -> tuple[Array, ...]:
 
 
 TWO_LEVELS = {
-    "transformer_engine": _steps_of_rule(
-        "transformer_engine", "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"
-    ),
+    "transformer_engine": _steps_of_rule("transformer_engine",
+        "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"),
     "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
-    "torchao 0.18": TwoLevelSteps(
-        _decode_tensor, _torchao_block, "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"
-    ),
+    "torchao 0.18": TwoLevelSteps(_decode_tensor, _torchao_block,
+        "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"),
     "one level, division": TwoLevelSteps(_unit_tensor, partial(_plain_block, True), "s = block amax / 6; x / s"),
     "one level, reciprocal": TwoLevelSteps(_unit_tensor, partial(_plain_block, False), "s = block amax / 6; x * (1 / s)"),
     "one level": TwoLevelSteps(_unit_tensor, _single_level_block, "s = clamp(block amax / 6, 2^-6, 448); x * (1 / s)"),
-    "rcp.approx, fast math": TwoLevelSteps(
-        _encode_tensor,
-        partial(_approximate_block, True, "amax"),
-        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for block amax 0; all .ftz",
-    ),
-    "rcp.approx": TwoLevelSteps(
-        _encode_tensor,
-        partial(_approximate_block, False, "rounded"),
-        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for s = 0",
-    ),
-    "rcp.approx, guard before rounding": TwoLevelSteps(
-        _encode_tensor,
-        partial(_approximate_block, False, "exact"),
-        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for s = 0 before it is rounded",
-    ),
-    "exact, fast math": TwoLevelSteps(
-        _encode_tensor,
-        _te_exact_block,
-        "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * (1 / (s * (1 / g))), 0 for block amax 0; products .ftz",
-    ),
-    "mslk": TwoLevelSteps(
-        _encode_tensor, partial(_mslk_block, True), "g = 2688 / amax; s = clamp((block amax / 6) * g, 2^-16, 448); x * (g / s)"
-    ),
-    "mslk, reciprocals": TwoLevelSteps(
-        _encode_tensor, partial(_mslk_block, False), "g = 2688 / amax; s = clamp(block amax * (1 / 6) * g, 2^-16, 448); x * (g / s)"
-    ),
-    "compressed-tensors": TwoLevelSteps(
-        _encode_tensor_at_least_tiny,
-        _compressed_tensors_block,
-        "g = 2688 / max(amax, 2^-126); s = g * (block amax / 6), 0.125 for s = 0; x / (s / g)",
-    ),
-}
+    "rcp.approx, fast math": TwoLevelSteps(_encode_tensor, partial(_approximate_block, True, "amax"),
+        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for block amax 0; all .ftz"),
+    "rcp.approx": TwoLevelSteps(_encode_tensor, partial(_approximate_block, False, "rounded"),
+        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for s = 0"),
+    "rcp.approx, guard before rounding": TwoLevelSteps(_encode_tensor, partial(_approximate_block, False, "exact"),
+        "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for s = 0 before it is rounded"),
+    "exact, fast math": TwoLevelSteps(_encode_tensor, _te_exact_block,
+        "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * (1 / (s * (1 / g))), 0 for block amax 0; products .ftz"),
+    "mslk": TwoLevelSteps(_encode_tensor, partial(_mslk_block, True),
+        "g = 2688 / amax; s = clamp((block amax / 6) * g, 2^-16, 448); x * (g / s)"),
+    "mslk, reciprocals": TwoLevelSteps(_encode_tensor, partial(_mslk_block, False),
+        "g = 2688 / amax; s = clamp(block amax * (1 / 6) * g, 2^-16, 448); x * (g / s)"),
+    "compressed-tensors": TwoLevelSteps(_encode_tensor_at_least_tiny, _compressed_tensors_block,
+        "g = 2688 / max(amax, 2^-126); s = g * (block amax / 6), 0.125 for s = 0; x / (s / g)"),
+}  # fmt: skip
 
 
 # ---- two scales that are tried for each block

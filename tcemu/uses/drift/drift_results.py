@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from math import log10
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from tcemu.base.results import Result, Table, read_result
-from tcemu.base.saved_files import DamagedFile, check_members
+from tcemu.base.results import SavedResult, Table
 from tcemu.uses.drift.bounds import Legitimacy
 from tcemu.uses.drift.causes import Cause
 
-KIND, VERSION = "tcemu drift", 1
-ROLES = ("source", "hidden source", "carrier", "left only", "right only", "not compared")
+Role = Literal["source", "hidden source", "carrier", "left only", "right only", "not compared"]
+ROLES: tuple[Role, ...] = get_args(Role)
 SOURCES = ROLES[:2]
 COLOURS = {"source": "#c00", "hidden source": "#e60", "carrier": "#888"}
 SHOWN_CARRIERS = 12
@@ -53,7 +52,7 @@ class Line(NamedTuple):
         share: Norm of the final difference that this source alone makes, over that of both runs; None if it was not measured.
     """
 
-    role: str
+    role: Role
     order: int
     left: int
     right: int
@@ -68,7 +67,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Drift(Result):
+class Drift(SavedResult):
     """The operations at which two recorded runs diverge.
 
     Attributes:
@@ -79,6 +78,8 @@ class Drift(Result):
         lines: The operations that differ, in order.
         complete: True if both runs closed their records. The record of a killed run is compared up to its last operation.
     """
+
+    saved_as = "tcemu drift", 2
 
     left: str
     right: str
@@ -99,43 +100,29 @@ class Drift(Result):
 
     def recipes(self) -> list[dict[str, Any]]:
         """Return, for each source with a sum, the kernel recipes that pin its sides, as `tcemu.replay.loads` reads their JSON."""
-        found = []
-        for line in self.sources:
-            if line.cause is not None and any(recipe is not None for recipe in line.cause.recipes):
-                found.append({"path": line.path, "name": line.name, "left": line.cause.recipes[0], "right": line.cause.recipes[1]})
-        return found
+        causes = [(line, line.cause.recipes) for line in self.sources if line.cause is not None and line.cause.recipes != (None, None)]
+        return [{"path": line.path, "name": line.name, "left": left, "right": right} for line, (left, right) in causes]
 
     def __str__(self) -> str:
         counts = {role: sum(line.role == role for line in self.lines) for role in ROLES}
         head = f"{self.left} ({self.left_count} operations) against {self.right} ({self.right_count}): "
         if not self.lines:
             return head + "no operation differs"
-        lines = [
-            head
-            + ", ".join(
-                f"{count} {role}{'s' if count > 1 and role.endswith(('source', 'carrier')) else ''}"
-                for role, count in counts.items()
-                if count
-            )
-        ]
+        plural = lambda role, count: f"{count} {role}{'s' if count > 1 and role.endswith(('source', 'carrier')) else ''}"
+        lines = [head + ", ".join(plural(role, count) for role, count in counts.items() if count)]
         if not self.complete:
             lines.append("a run did not end; what it recorded was compared")
         for line in self.sources:
             lines += ["", *_source_lines(line)]
         if not self.sources:
             lines += ["", "no source: the operands of the first operation that differs differ already"]
-        carriers = [line for line in self.lines if line.role == "carrier"]
-        if carriers:
-            lines += ["", "carried on by:"]
-            lines += [f"  {_title(line)}{_size(line.difference)}" for line in carriers[:SHOWN_CARRIERS]]
-            if len(carriers) > SHOWN_CARRIERS:
-                lines.append(f"  and {len(carriers) - SHOWN_CARRIERS} more")
-        others = [line for line in self.lines if line.role in ROLES[3:]]
-        if others:
-            lines += ["", "on one side, or not kept:"]
-            lines += [f"  {line.role}: {_title(line)}" for line in others[:SHOWN_CARRIERS]]
-            if len(others) > SHOWN_CARRIERS:
-                lines.append(f"  and {len(others) - SHOWN_CARRIERS} more")
+        carriers = [f"{_title(line)}{_size(line.difference)}" for line in self.lines if line.role == "carrier"]
+        others = [f"{line.role}: {_title(line)}" for line in self.lines if line.role in ROLES[3:]]
+        for heading, shown in (("carried on by:", carriers), ("on one side, or not kept:", others)):
+            if shown:
+                lines += ["", heading, *(f"  {text}" for text in shown[:SHOWN_CARRIERS])]
+            if len(shown) > SHOWN_CARRIERS:
+                lines.append(f"  and {len(shown) - SHOWN_CARRIERS} more")
         return "\n".join(lines)
 
     def table(self) -> Table:
@@ -147,39 +134,6 @@ class Drift(Result):
             cause = None if line.cause is None else ", ".join(line.cause.kinds) or "unexplained"
             rows.append((line.role, line.left, line.right, line.path, line.name, line.source, *size, cause, line.share))
         return Table(f"{self.left} against {self.right}", columns, tuple(rows), {"sources": len(self.sources), "complete": self.complete})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as `from_json` reads them."""
-        return {
-            "kind": KIND,
-            "version": VERSION,
-            "left": self.left,
-            "right": self.right,
-            "counts": [self.left_count, self.right_count],
-            "complete": self.complete,
-            "lines": [_line_dict(line) for line in self.lines],
-        }
-
-    @classmethod
-    def from_json(cls, text: str) -> Drift:
-        """Read the JSON of `to_json`.
-
-        Args:
-            text: JSON text.
-
-        Raises:
-            DamagedFile: It is no drift of this version.
-        """
-        names = ("left", "right", "counts", "complete", "lines")
-        return read_result(
-            text,
-            KIND,
-            VERSION,
-            names,
-            lambda data: cls(
-                data["left"], data["right"], data["counts"][0], data["counts"][1], tuple(map(_read_line, data["lines"])), data["complete"]
-            ),
-        )
 
     def html(self) -> str:
         """Return a page's part: a picture of the relative difference by operation, and the report. It has no script."""
@@ -241,35 +195,3 @@ def _source_lines(line: Line) -> list[str]:
     if line.share is not None:
         lines.append(f"  share of the final difference: {line.share:.2g}")
     return lines
-
-
-def _line_dict(line: Line) -> dict[str, Any]:
-    cause = line.cause
-    return line._asdict() | {
-        "difference": None if line.difference is None else line.difference._asdict(),
-        "legitimate": None if line.legitimate is None else line.legitimate._asdict(),
-        "cause": None
-        if cause is None
-        else {
-            "kinds": list(cause.kinds),
-            "left": cause.left,
-            "right": cause.right,
-            "twins": list(cause.twins),
-            "recipes": list(cause.recipes),
-        },
-    }
-
-
-def _read_line(data: Any) -> Line:
-    data = dict(check_members("a line", data, Line._fields))
-    if data["role"] not in ROLES:
-        raise DamagedFile(f"role: got {str(data['role'])[:40]!r}; expected one of {', '.join(ROLES)}")
-    if data["difference"] is not None:
-        data["difference"] = Difference(**check_members("difference", data["difference"], Difference._fields))
-    if data["legitimate"] is not None:
-        data["legitimate"] = Legitimacy(**check_members("legitimate", data["legitimate"], Legitimacy._fields))
-    if data["cause"] is not None:
-        members = check_members("cause", data["cause"], ("kinds", "left", "right", "twins", "recipes"))
-        left, right = members["recipes"]
-        data["cause"] = Cause(tuple(members["kinds"]), members["left"], members["right"], tuple(members["twins"]), (left, right))
-    return Line(**data)

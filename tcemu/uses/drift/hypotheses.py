@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,22 +20,9 @@ FUNCTIONS = {  # special functions other than the exact ones, rounded once
 MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
 
 
-class Hypothesis(NamedTuple):
-    """One way in which the arithmetic of an operation may differ from the plain one."""
-
-    name: str
-    applies: Callable[[Program], bool]
-    variants: Callable[[Program], Iterator[Choices]]
-
-
-def _droppable(program: Program) -> list[int]:
-    """Nodes whose recorded rounding a fused operation may skip."""
-    return [i for i, node in enumerate(program.nodes[:-1]) if not node.internal and node.dtype.name in NARROW]
-
-
-def _addable(program: Program) -> list[int]:
-    """Nodes within an operation that may be rounded to its dtype."""
-    return [i for i, node in enumerate(program.nodes[:-1]) if node.internal and node.dtype.name in NARROW]
+def _narrow_nodes(program: Program, internal: bool) -> list[int]:
+    """Nodes whose recorded rounding a fused operation may skip; or nodes within an operation that may be rounded to its dtype."""
+    return [i for i, node in enumerate(program.nodes[:-1]) if node.internal == internal and node.dtype.name in NARROW]
 
 
 def _subsets(nodes: list[int]) -> Iterator[frozenset[int]]:
@@ -49,7 +35,7 @@ def _subsets(nodes: list[int]) -> Iterator[frozenset[int]]:
 
 
 def _more_roundings(program: Program) -> Iterator[Choices]:
-    for fmt in NARROW:
+    for fmt in NARROW if any(node.dtype == np.float32 for node in program.nodes) else ():
         for number, node in enumerate(program.nodes):
             if node.dtype == np.float32 and node.kind not in ("convert", "reshape", "broadcast", "transpose"):
                 yield Choices(extra=(("node", number, fmt),))
@@ -70,56 +56,37 @@ def _fused_additions(program: Program) -> list[int]:
 
 def _contractions(program: Program) -> Iterator[Choices]:
     additions = _fused_additions(program)
-    yield Choices(contracted=frozenset(additions))
+    if additions:
+        yield Choices(contracted=frozenset(additions))
     yield from (Choices(contracted=chosen) for chosen in _subsets(additions) if len(chosen) < len(additions))
 
 
-def _fewer_roundings(program: Program) -> Iterator[Choices]:
-    return (Choices(unrounded=chosen) for chosen in _subsets(_droppable(program)))
-
-
-def _inner_roundings(program: Program) -> Iterator[Choices]:
-    return (Choices(rounded=chosen) for chosen in _subsets(_addable(program)))
-
-
-def _has_f32(program: Program) -> bool:
-    return any(node.dtype == np.float32 for node in program.nodes)
-
-
-def _has_quotient(program: Program) -> bool:
-    return any(node.kind == "div" for node in program.nodes)
-
-
-TABLE = (
-    Hypothesis("a rounding less", lambda program: bool(_droppable(program)), _fewer_roundings),
-    Hypothesis("a rounding more", lambda program: bool(_addable(program)), _inner_roundings),
-    Hypothesis("a rounding more", _has_f32, _more_roundings),
-    Hypothesis("fma", lambda program: bool(_fused_additions(program)), _contractions),
-    Hypothesis("special functions", lambda program: program.has_special, lambda _: iter([Choices(functions=name) for name in FUNCTIONS])),
-    Hypothesis("reciprocal", _has_quotient, lambda program: iter([Choices(reciprocal=True)])),
-    Hypothesis("subnormal numbers", lambda program: True, lambda program: iter([Choices(flushed=True)])),
+TABLE: tuple[Callable[[Program], Iterable[Choices]], ...] = (  # the variants of a program, none where a hypothesis does not apply to it
+    lambda program: (Choices(unrounded=chosen) for chosen in _subsets(_narrow_nodes(program, False))),
+    lambda program: (Choices(rounded=chosen) for chosen in _subsets(_narrow_nodes(program, True))),
+    _more_roundings,
+    _contractions,
+    lambda program: [Choices(functions=name) for name in FUNCTIONS if program.has_special],
+    lambda program: [Choices(reciprocal=True)] if any(node.kind == "div" for node in program.nodes) else [],
+    lambda program: [Choices(flushed=True)],
 )
 
 
 def single_variants(program: Program) -> list[Choices]:
     """Return the plain arithmetic and every variant of one row of the table."""
-    return [Choices(), *(choices for row in TABLE if row.applies(program) for choices in row.variants(program))]
+    return [Choices(), *(choices for variants in TABLE for choices in variants(program))]
 
 
 def moment_variants(program: Program) -> Iterator[Choices]:
     """Yield what is combined with each arithmetic of moments: fma and special functions."""
-    contractions = [Choices(), *(_contractions(program) if _fused_additions(program) else ())]
     functions = [Choices(), *(Choices(functions=name) for name in FUNCTIONS if name != "cuda")]
-    yield from (merge(x, y) for x in contractions for y in functions)
+    yield from (merge(x, y) for x in (Choices(), *_contractions(program)) for y in functions)
 
 
 def paired_variants(program: Program) -> Iterator[Choices]:
     """Yield the variants of two rows at once."""
-    rows = [list(row.variants(program)) for row in TABLE if row.applies(program)]
-    for left, right in combinations(rows, 2):
-        for x in left:
-            for y in right:
-                yield merge(x, y)
+    for left, right in combinations([list(variants(program)) for variants in TABLE], 2):
+        yield from (merge(x, y) for x in left for y in right)
 
 
 def merge(x: Choices, y: Choices) -> Choices:

@@ -26,7 +26,7 @@ from tcemu.uses.drift.causes import (
     program_inputs,
     raw_words,
 )
-from tcemu.uses.drift.drift_results import SOURCES, Difference, Drift, Line
+from tcemu.uses.drift.drift_results import SOURCES, Difference, Drift, Line, Role
 from tcemu.uses.drift.hypotheses import differing_features
 from tcemu.uses.drift.joined_products import join_products
 from tcemu.uses.drift.program_evaluation import evaluate
@@ -114,10 +114,7 @@ class _Search:
         """Return the report of one match; None where both sides are equal."""
         if not match.left or not match.right:
             operation = (match.left or match.right)[0]
-            role = "left only" if match.left else "right only"
-            if operation.name in MOVEMENTS:
-                return None
-            return _line(role, operation.index, match)
+            return None if operation.name in MOVEMENTS else _line("left only" if match.left else "right only", operation.index, match)
         x_op, y_op = match.left[-1], match.right[-1]
         equal_operands = self._equal_operands(match)
         results = [(x, y, self.comparer.equal(x, y)) for x, y in zip(x_op.results, y_op.results, strict=False)]
@@ -278,29 +275,13 @@ def _outer_operands(operations: Sequence[Operation]) -> list[TensorRecord]:
     return found
 
 
-def _line(
-    role: str,
-    order: int,
-    match: Match,
-    difference: Difference | None = None,
-    cause: Cause | None = None,
-    legitimate: Legitimacy | None = None,
-) -> Line:
+def _line(role: Role, order: int, match: Match, *found: Any) -> Line:
+    """Return the report of a match. found: the difference, the cause and the errors over their bounds, as far as they are known."""
     names = [" + ".join(dict.fromkeys(_shown_name(op) for op in side)) for side in match]
-    side = match.left or match.right
-    return Line(
-        role=role,
-        order=order,
-        left=match.left[-1].index if match.left else -1,
-        right=match.right[-1].index if match.right else -1,
-        name=names[0] if names[0] == names[1] or not names[1] else f"{names[0] or '(nothing)'} | {names[1]}",
-        path=side[-1].path,
-        source=side[-1].source,
-        backward=side[-1].backward,
-        difference=difference,
-        cause=cause,
-        legitimate=legitimate,
-    )
+    left, right = (side[-1].index if side else -1 for side in match)
+    name = names[0] if names[0] == names[1] or not names[1] else f"{names[0] or '(nothing)'} | {names[1]}"
+    last = (match.left or match.right)[-1]
+    return Line(role, order, left, right, name, last.path, last.source, last.backward, *found)
 
 
 def _shown_name(operation: Operation) -> str:

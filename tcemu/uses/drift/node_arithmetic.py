@@ -13,6 +13,7 @@ import numpy as np
 from tcemu.engine.arithmetic import special_functions
 from tcemu.operations.functional.torch_cuda.device_functions import Value, expf
 from tcemu.uses.drift.programs import Node
+from tcemu.uses.drift.samples import node_shape, product_axes
 
 MAX_PADDING = 1 << 10  # of a convolution
 PADDED = 1 << 12  # elements to which short operands of JAX's functions are padded
@@ -22,21 +23,17 @@ PADDED = 1 << 12  # elements to which short operands of JAX's functions are padd
 
 def _product_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return rows of A [B, M, K], rows of B [B, N, K] and the shape of the result."""
-    a, b, attributes = raw[0], raw[1], node.attributes
-    if "windows" in attributes:
-        return _patches(a, b, attributes)
-    (left, right), (left_batch, right_batch) = attributes["axes"]
-    free_a = [i for i in range(a.ndim) if i not in left and i not in left_batch]
-    free_b = [i for i in range(b.ndim) if i not in right and i not in right_batch]
-    batch = [a.shape[i] for i in left_batch]
-    shape = (*batch, *(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
-    k = math.prod(a.shape[i] for i in left)
-    rows = a.transpose([*left_batch, *free_a, *left]).reshape(math.prod(batch), -1, k)
-    columns = b.transpose([*right_batch, *free_b, *right]).reshape(math.prod(batch), -1, k)
-    return rows, columns, shape
+    a, b, shapes = raw[0], raw[1], [x.shape for x in raw]
+    if "windows" in node.attributes:
+        return *_patches(a, b, node.attributes), node_shape(node, shapes)
+    (left, right), (left_batch, right_batch) = node.attributes["axes"]
+    free_a, free_b = product_axes(node, shapes)
+    batch, k = math.prod(a.shape[i] for i in left_batch), math.prod(a.shape[i] for i in left)
+    rows = a.transpose([*left_batch, *free_a, *left]).reshape(batch, -1, k)
+    return rows, b.transpose([*right_batch, *free_b, *right]).reshape(batch, -1, k), node_shape(node, shapes)
 
 
-def _patches(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+def _patches(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return a convolution as rows of patches and rows of kernels; K runs over the window, then over the channels."""
     lhs, rhs, _ = attributes["windows"]
     x, w = x.transpose([lhs[0], *lhs[2:], lhs[1]]), w.transpose([rhs[0], *rhs[2:], rhs[1]])  # N, spatial, C; O, spatial, I
@@ -46,11 +43,8 @@ def _patches(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> tuple[
     x = np.pad(x, [(0, 0), *padding, (0, 0)])
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[1:-1], axis=tuple(range(1, x.ndim - 1)))
     windows = windows[(slice(None), *(slice(None, None, stride) for stride in strides))]
-    spatial = windows.shape[1 : 1 + len(strides)]
     windows = np.moveaxis(windows, 1 + len(strides), -1)  # N, places, window, C
-    rows = windows.reshape(1, -1, w[0].size)
-    shape = (x.shape[0], *spatial, len(w))
-    return rows, w.reshape(1, len(w), -1), shape
+    return windows.reshape(1, -1, w[0].size), w.reshape(1, len(w), -1)
 
 
 def sum_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -58,8 +52,7 @@ def sum_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray,
     kept = [i for i in range(x.ndim) if i not in axes]
     k = math.prod(x.shape[i] for i in axes)
     rows = x.transpose([*kept, *axes]).reshape(1, -1, k)
-    shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape) if i not in axes or node.attributes.get("keepdims"))
-    return rows, np.ones((1, 1, k), np.float32 if rows.dtype == np.float32 else rows.dtype), shape
+    return rows, np.ones((1, 1, k), rows.dtype), node_shape(node, [x.shape])
 
 
 ROW_READERS = {"product": _product_rows, "sum": sum_rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,7 +26,7 @@ from tcemu.uses.drift.programs import FORMATS, SPECIAL, Choices, Node, Program
 from tcemu.uses.drift.records import DTYPES
 from tcemu.uses.drift.samples import GATHERED, REDUCTIONS, ROWWISE, SUMS, Sample
 from tcemu.uses.drift.sum_evaluation import fma_f32, sum_products
-from tcemu.uses.drift.torch_sums import torch_sum, torch_sum_rows
+from tcemu.uses.drift.torch_sums import torch_sum
 
 
 def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, sample: Sample | None = None) -> np.ndarray:
@@ -54,7 +55,7 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, s
             if sample is not None:
                 operands = [_gather(x, where) for x, where in zip(operands, sample.positions[number], strict=True)]
             if node.kind in SUMS:
-                value = _sum_node(node, operands, choices) if sample is None else _sampled_sum(number, node, operands, choices, sample)
+                value = _sum_node(node, operands, choices, None if sample is None else sample.columns[number])
             elif node.kind in ROWWISE:
                 value = _moment(node, operands[0], choices, sample is not None)
             elif sample is not None and node.kind in GATHERED:
@@ -104,20 +105,29 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype in FORMATS or x.dtype.name.startswith("float8") else x
 
 
-def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices) -> np.ndarray:
-    a, b, shape = ROW_READERS[node.kind](node, raw)
-    how = choices.require_summation()
-    library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library == "torch" else None
-    if how.library == "mkl":
-        library = multiply_row(a[0], b[0], np.arange(b.shape[1]), b.shape[1])
-    bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
-    if library is not None:
-        found = library.reshape(shape)
+def _sum_node(node: Node, operands: list[np.ndarray], choices: Choices, places: tuple[np.ndarray, int, int] | None) -> np.ndarray:
+    """Add terms, or the products of two operands: the whole result; with places, the rows [n, K] of a sample's elements."""
+    how, is_whole = choices.require_summation(), places is None
+    bias = operands[2].astype(np.float32) if how.bias_first and len(operands) > 2 else None
+    if places is None:
+        a, b, shape = ROW_READERS[node.kind](node, operands)
+        places = np.arange(math.prod(shape)), math.prod(shape), operands[0].ndim
     else:
-        matrix = lambda x, i: None if x is None else x.reshape(a.shape[0], a.shape[1], b.shape[1])[i]
-        parts = [sum_products(how, x[:, None], y[None], matrix(bias, i)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
-        found = np.stack(parts).reshape(shape) if parts else np.zeros(shape, np.float32)
-    return _divided(node, found)
+        a, shape = operands[0][None], operands[0].shape[:1]
+        b = operands[1][None] if node.kind == "product" else np.ones((1, 1, a.shape[2]), a.dtype)
+    total = None
+    if how.library:
+        mkl = how.library == "mkl"
+        total = multiply_row(a[0], b[0], *places[:2]) if mkl else torch_sum(a[0].astype(np.float32), node.attributes["axes"], *places)
+    if total is None:
+        starts = [bias] * len(a)
+        if is_whole and bias is not None:
+            starts = np.broadcast_to(bias, shape).reshape(len(a), a.shape[1], b.shape[1])
+        pairs = [(x[:, None], y[None]) if is_whole else (x, y) for x, y in zip(a, b, strict=True)]
+        parts = [sum_products(how, x, y, start) for (x, y), start in zip(pairs, starts, strict=True)]
+        total = np.stack(parts) if parts else np.zeros(shape, np.float32)
+    total = total.reshape(shape)
+    return total / np.float32(node.attributes["divisor"]) if node.attributes.get("divisor") else total
 
 
 def _moment(node: Node, x: np.ndarray, choices: Choices, is_sampled: bool) -> np.ndarray:
@@ -127,27 +137,6 @@ def _moment(node: Node, x: np.ndarray, choices: Choices, is_sampled: bool) -> np
     rows = rows.reshape(-1, rows.shape[-1])
     inner = node.attributes.get("inner") or rows.shape[1]
     return mean_and_variance(choices.moments, rows, inner)[node.attributes["moment"]].reshape(shape)
-
-
-def _divided(node: Node, total: np.ndarray) -> np.ndarray:
-    return total / np.float32(node.attributes["divisor"]) if node.attributes.get("divisor") else total
-
-
-def _sampled_sum(number: int, node: Node, rows: list[np.ndarray], choices: Choices, sample: Sample) -> np.ndarray:
-    """Sum rows [n, K] of terms, or of the products of two operands."""
-    how = choices.summation
-    assert how is not None, "a program with sums needs a summation"
-    if how.library == "mkl":
-        columns, count, _ = sample.columns[number]
-        return multiply_row(rows[0], rows[1], columns, count)
-    if how.library:
-        library = torch_sum_rows(rows[0].astype(np.float32), node.attributes["axes"], *sample.columns[number])
-        if library is not None:
-            return _divided(node, library)
-    a = rows[0]
-    b = rows[1] if node.kind == "product" else np.ones((1, a.shape[1]), a.dtype)
-    bias = rows[2].astype(np.float32) if how.bias_first and len(rows) > 2 else None
-    return _divided(node, sum_products(how, a, b, bias))
 
 
 def _node_value(

@@ -118,20 +118,18 @@ def node_shape(node: Node, given: list[tuple[int, ...]]) -> tuple[int, ...]:
         axes = [axis % len(given[0]) for axis in facts["axes"]]
         return tuple(1 if i in axes else size for i, size in enumerate(given[0]) if i not in axes or facts.get("keepdims"))
     if node.kind == "product":
-        return _window_shape(node, given) if "windows" in facts else _product_shape(node, given)
+        if "windows" in facts:
+            return _window_shape(node, given)
+        free_a, free_b = product_axes(node, given)
+        return tuple(given[0][i] for i in (*facts["axes"][1][0], *free_a)) + tuple(given[1][i] for i in free_b)
     return tuple(np.broadcast_shapes(*given))
 
 
-def _product_axes(node: Node, given: list[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+def product_axes(node: Node, given: list[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """Return the axes of both operands that are neither summed nor batch axes."""
     (left, right), (left_batch, right_batch) = node.attributes["axes"]
     a, b = given[:2]
     return [i for i in range(len(a)) if i not in (*left, *left_batch)], [i for i in range(len(b)) if i not in (*right, *right_batch)]
-
-
-def _product_shape(node: Node, given: list[tuple[int, ...]]) -> tuple[int, ...]:
-    a, b = given[:2]
-    free_a, free_b = _product_axes(node, given)
-    return (*(a[i] for i in node.attributes["axes"][1][0]), *(a[i] for i in free_a), *(b[i] for i in free_b))
 
 
 def _window_shape(node: Node, given: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -197,7 +195,7 @@ def _operand_indices(node: Node, at: np.ndarray, shape: tuple[int, ...], given: 
 
 def _product_indices(node: Node, at: np.ndarray, coordinates: Sequence[np.ndarray], given: list[tuple[int, ...]]) -> list[np.ndarray]:
     (left, right), (left_batch, right_batch) = node.attributes["axes"]
-    free_a, free_b = _product_axes(node, given)
+    free_a, free_b = product_axes(node, given)
     batch, rest = coordinates[: len(left_batch)], coordinates[len(left_batch) :]
     base_a = _index([*batch, *rest[: len(free_a)]], given[0], [*left_batch, *free_a], at)
     base_b = _index([*batch, *rest[len(free_a) :]], given[1], [*right_batch, *free_b], at)

@@ -18,32 +18,15 @@ VECTOR, CASCADES, LEVELS = 8, 4, 4
 F32 = np.float32
 
 
-def torch_sum(x: np.ndarray, axes: Sequence[int]) -> np.ndarray | None:
-    """Sum f32 values along the last axes or along the first ones, without these axes; None for other axes.
+def torch_sum(rows: np.ndarray, axes: Sequence[int], columns: np.ndarray, count: int, rank: int) -> np.ndarray | None:
+    """Sum f32 terms along the last axes of an operand or along its first ones; None for other axes.
 
     Args:
-        x: f32 values, in memory as their shape says.
-        axes: Axes that are summed.
-    """
-    axes = sorted(axis % x.ndim for axis in axes)
-    count, kept = len(axes), x.ndim - len(axes)
-    if axes == list(range(kept, x.ndim)):
-        return _sum(inner_tree(math.prod(x.shape[kept:])), x.reshape(*x.shape[:kept], -1))
-    if axes == list(range(count)):
-        rows = x.reshape(math.prod(x.shape[:count]), -1).T
-        return _sum_columns(rows, np.arange(len(rows)), len(rows)).reshape(x.shape[count:])
-    return None
-
-
-def torch_sum_rows(rows: np.ndarray, axes: Sequence[int], columns: np.ndarray, count: int, rank: int) -> np.ndarray | None:
-    """Compute some elements of `torch_sum` from their terms; None for other axes.
-
-    Args:
-        rows: f32 terms [n, K].
+        rows: f32 terms [n, K] of some elements of the result.
         axes: Axes that are summed.
         columns: Number of each of the n elements.
         count: Number of elements of the whole result.
-        rank: Rank of the operand.
+        rank: Rank of the operand, which lies in memory as its shape says.
     """
     axes = sorted(axis % rank for axis in axes)
     if axes == list(range(rank - len(axes), rank)):

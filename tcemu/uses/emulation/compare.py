@@ -85,8 +85,8 @@ def compare(
             row too, with its error against the exact function of the same operands. None: functions stay as they are.
 
     Returns:
-        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and
-        `tcemu.viz.plot` draws it.
+        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and its method
+        `plot` draws it.
 
     Raises:
         TypeError: Policies or inputs of another kind, and as `emulate`.
@@ -101,11 +101,11 @@ def compare(
         ['dot_general']
     """
     check_function("compare", fn, policies)
-    settings = ComparisonSettings(fn, policies, convolutions, results, sensitivity, parameters, as_function_policy(functions))
+    compare_inputs = partial(_compare_inputs, fn, policies, convolutions, results, sensitivity, parameters, as_function_policy(functions))
     if seeds is None:
         if callable(inputs):
             raise TypeError(f"inputs: got the function {function_name(inputs)}; expected the arguments of fn, or give seeds= too")
-        return _compare_inputs(settings, inputs, as_typed_key(key))
+        return compare_inputs(inputs, as_typed_key(key))
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or not all(isinstance(seed, int) for seed in chosen):
         raise ValueError(f"seeds: got {seeds!r}; expected a number of seeds, 1 or more, or different integers")
@@ -114,27 +114,24 @@ def compare(
     compared, random = {}, as_typed_key(key)
     for seed in chosen:
         arguments = inputs(seed) if callable(inputs) else inputs
-        compared[seed] = _compare_inputs(settings, arguments, None if random is None else jax.random.fold_in(random, seed))
+        compared[seed] = compare_inputs(arguments, None if random is None else jax.random.fold_in(random, seed))
     law = f"{function_name(inputs)}(seed)" if callable(inputs) else compared[chosen[0]].provenance.inputs
     digests = ", ".join(f"{seed}: {one.provenance.inputs}" for seed, one in compared.items())
     return Comparison.from_seeds(compared, f"{law}; {digests}" if callable(inputs) else law)
 
 
-class ComparisonSettings(NamedTuple):
-    """The arguments of `compare` that hold for all seeds."""
-
-    fn: Callable
-    policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[AnyRecipe | str]
-    convolutions: bool
-    results: bool
-    sensitivity: bool
-    parameters: Parameters
-    functions: FunctionPolicy
-
-
-def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PRNGKey | None) -> Comparison:
-    """Compare for one set of inputs."""
-    fn, policies, convolutions, results, sensitivity, parameters, functions = settings
+def _compare_inputs(
+    fn: Callable,
+    policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[AnyRecipe | str],
+    convolutions: bool,
+    results: bool,
+    sensitivity: bool,
+    parameters: Parameters,
+    functions: FunctionPolicy,
+    inputs: Sequence[Any],
+    key: PRNGKey | None,
+) -> Comparison:
+    """Compare for one set of inputs, with the arguments of `compare`."""
     if not isinstance(inputs, tuple | list):
         given: Any = inputs
         got = f"{given.dtype}{list(given.shape)}" if hasattr(given, "shape") else type(given).__name__
@@ -153,8 +150,8 @@ def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PR
     clock = compile_clock()
     began, compiled = time.perf_counter(), clock.seconds
     log.info("compare: runs the function as it is, with %d products", len(call.survey.products))
-    capturing = RunOptions(functions, partial(_capture_function, captured_functions))
-    plain = float_results(call, partial(_capture_product, captured, is_replaced), convolutions, options=capturing)
+    capture = partial(_capture_function, captured_functions)
+    plain = float_results(call, partial(_capture_product, captured, is_replaced), convolutions, None, functions, capture)
     log.info("compare: %d of them by %s, then the whole function", len(captured), ", ".join(policies_by_name))
     line, rows = interactive_line(len(captured) * len(policies_by_name)), []
     for count, (product, (name, policy)) in enumerate(cross_product(captured, policies_by_name.items())):
@@ -166,13 +163,8 @@ def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PR
         line.clear()
     rows += [measure_function_errors(function, one.decision, one.runs) for function, one in captured_functions.items()]
     if not sensitivity:
-        options = RunOptions(functions)
-        emulated = (
-            {name: float_results(call, policy, convolutions, random, options) for name, policy in policies_by_name.items()}
-            if results
-            else {}
-        )
-        whole = {name: relative_distance(values, plain) for name, values in emulated.items()}
+        run = lambda policy: float_results(call, policy, convolutions, random, functions)
+        whole = {name: relative_distance(run(policy), plain) for name, policy in policies_by_name.items()} if results else {}
     else:
         sensitivities = {
             name: measure_sensitivity(call, partial(decide_product, policy), convolutions, name, functions)
@@ -266,18 +258,16 @@ def _changes_suffix(recipe: Any) -> str:
 ALL, NONE = -1, -2  # selections of every product and of no product, in the place of a product's number
 
 
-class RunOptions(NamedTuple):
-    """The choice of kernels for the functions of a run; as `Rewriter` has them."""
-
-    functions: FunctionPolicy = None
-    around_function: Callable[..., Any] | None = None
-
-
 def float_results(
-    call: TracedCall, policy: Policy, convolutions: bool, key: PRNGKey | None = None, options: RunOptions | None = None
+    call: TracedCall,
+    policy: Policy,
+    convolutions: bool,
+    key: PRNGKey | None,
+    functions: FunctionPolicy,
+    around_function: Callable[..., Any] | None = None,
 ) -> list[np.ndarray]:
-    """Return the float results of a call under a policy, as float64."""
-    rewriter = Rewriter(policy, convolutions, call.survey, **(options or RunOptions())._asdict())
+    """Return the float results of a call under a policy, as float64. The last two arguments are those of `Rewriter`."""
+    rewriter = Rewriter(policy, convolutions, call.survey, functions=functions, around_function=around_function)
     scope = Scope(key=key)
     values = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, scope))(*call.arrays)
     jax.effects_barrier()
@@ -315,8 +305,8 @@ def measure_sensitivity(
     @jax.jit
     def with_selected(selected: Array, arrays: Sequence[Any]) -> list[Any]:
         select = partial(_select_product, decide_product, selected, numbers)
-        options = RunOptions(functions, partial(_select_function, selected, numbers))
-        rewriter = Rewriter(select, convolutions, call.survey, **options._asdict())
+        around = partial(_select_function, selected, numbers)
+        rewriter = Rewriter(select, convolutions, call.survey, functions=functions, around_function=around)
         return rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, Scope())
 
     def compute_results(selected: int) -> list[np.ndarray]:

@@ -285,16 +285,24 @@ def as_policy(policy: Policy) -> Policy:
         return (("*", policy),)
     if policy is None or isinstance(policy, Recipe | PlannedPolicy) or callable(policy):
         return policy
-    if isinstance(policy, Mapping | Sequence):
-        rules: tuple[Any, ...] = tuple(policy.items() if isinstance(policy, Mapping) else policy)
-        pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
-        if pairs and all(isinstance(pattern, str | re.Pattern) or callable(pattern) for pattern, _ in rules):
-            return tuple((pattern, as_choice(choice)) for pattern, choice in rules)
+    rules = rule_pairs(policy)
+    if rules is not None:
+        return tuple((pattern, as_choice(choice)) for pattern, choice in rules)
     raise TypeError(
         f"policy: got {policy!r}; expected a Recipe, a function from a Product to a Recipe, a callable like jax.lax.dot_general or None, "
         "or rules: a dict, or a list of pairs, from a pattern for names, as '*attention*', a regular expression or a "
         "function from a Product to a bool, as tcemu.policies.Where(role='weight'), to one of these"
     )
+
+
+def rule_pairs(policy: Any) -> tuple[tuple[Any, Any], ...] | None:
+    """Return rules as pairs of a pattern and a choice; None for what is no rules."""
+    if not isinstance(policy, Mapping | Sequence):
+        return None
+    rules: tuple[Any, ...] = tuple(policy.items() if isinstance(policy, Mapping) else policy)
+    pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
+    is_pattern = lambda pattern: isinstance(pattern, str | re.Pattern) or callable(pattern)
+    return tuple(map(tuple, rules)) if pairs and all(is_pattern(pattern) for pattern, _ in rules) else None
 
 
 def plan_policy(policy: Policy, products: Iterable[Product]) -> Policy:

@@ -27,7 +27,7 @@ from tcemu.operations.functional.kernel_table import KERNELS, kernel_value
 from tcemu.operations.functional.kernel_values import GeluKernel, KernelValue, LayerNormKernel, RmsNormKernel, SiluKernel, SoftmaxKernel
 from tcemu.operations.functional.norms import layer_norm, rms_norm
 from tcemu.operations.functional.row_softmax import log_softmax, softmax
-from tcemu.uses.emulation.decisions import NO_RULE, matches_pattern, pattern_text, unused_rule_warnings
+from tcemu.uses.emulation.decisions import NO_RULE, matches_pattern, pattern_text, rule_pairs, unused_rule_warnings
 from tcemu.uses.emulation.function_patterns import FLOATS
 from tcemu.uses.emulation.survey import Function
 
@@ -60,23 +60,17 @@ def as_function_policy(policy: FunctionPolicy) -> FunctionPolicy:
     if isinstance(policy, str):
         _check_row(policy)
         return policy
-    if isinstance(policy, Mapping | Sequence):
-        rules: tuple[Any, ...] = tuple(policy.items() if isinstance(policy, Mapping) else policy)
-        pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
-        if pairs and all(_is_pattern(pattern) and isinstance(choice, KernelValue | str | None) for pattern, choice in rules):
-            for pattern, choice in rules:
-                if isinstance(choice, str):
-                    _check_row(choice, pattern if isinstance(pattern, str) else "")
-            return tuple((pattern, choice) for pattern, choice in rules)
+    rules = rule_pairs(policy)
+    if rules is not None and all(isinstance(choice, KernelValue | str | None) for _, choice in rules):
+        for pattern, choice in rules:
+            if isinstance(choice, str):
+                _check_row(choice, pattern if isinstance(pattern, str) else "")
+        return rules
     raise TypeError(
         f"functions: got {policy!r}; expected the name of kernels in tcemu.functional.KERNELS, as 'liger', a function from a Function to a "
         "choice, or rules: a dict, or a list of pairs, from a pattern, as 'softmax' or '*_norm', to a kernel's name, a value such as "
         "tcemu.functional.SoftmaxKernel(), or None"
     )
-
-
-def _is_pattern(pattern: Any) -> bool:
-    return isinstance(pattern, str | re.Pattern) or callable(pattern)
 
 
 def _check_row(name: str, kind: str = "") -> None:

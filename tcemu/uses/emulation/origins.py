@@ -127,10 +127,7 @@ def find_origins(
         words: tuple[Any, ...] = (parameters,) if isinstance(parameters, int | str) else tuple(parameters)
         reason = f"parameters={parameters!r}"
         is_parameter = lambda leaf: any(leaf.matches(word) for word in words)
-        for word in words:
-            if not any(leaf.matches(word) for leaf in (*leaves, *constants)):
-                names = ", ".join(dict.fromkeys(leaf.name for leaf in (*leaves, *constants)[:12] if leaf.name)) or "none"
-                raise ValueError(f"emulate: parameters={word!r} fits no array of this call; they are {names}")
+        _check_words("parameters", words, (*leaves, *constants))
     return Origins(
         arrays=[Origin((leaf.name,)) if is_parameter(leaf) else DATA for leaf in leaves],
         constants=[Origin((leaf.name,)) if leaf.name and is_parameter(leaf) else CONSTANT for leaf in constants],
@@ -160,10 +157,7 @@ def find_rows(
         return 0, [False] * len(arrays)
     leaves = [leaf for leaf, array in zip(_list_leaves(fn, *call), is_array, strict=True) if array]
     words: tuple[Any, ...] = (rows,) if isinstance(rows, int | str) else tuple(rows)
-    for word in words:
-        if not any(leaf.matches(word) for leaf in leaves):
-            names = ", ".join(dict.fromkeys(leaf.name for leaf in leaves[:12] if leaf.name)) or "none"
-            raise ValueError(f"emulate: rows={word!r} matches no array of this call; its arrays are {names}")
+    _check_words("rows", words, leaves)
     is_row = [any(leaf.matches(word) for word in words) for leaf in leaves]
     shapes = {leaf.name: tuple(array.shape) for leaf, array, row in zip(leaves, arrays, is_row, strict=True) if row}
     counts = {shape[0] if shape else None for shape in shapes.values()}
@@ -171,6 +165,14 @@ def find_rows(
         given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         raise ValueError(f"emulate: rows={rows!r} names {given}; expected arrays with the same number of rows on their first axis")
     return counts.pop() or 0, is_row
+
+
+def _check_words(argument: str, words: Sequence[int | str], leaves: Sequence[Leaf]) -> None:
+    """Raise ValueError if one element of an argument means no array of a call."""
+    for word in words:
+        if not any(leaf.matches(word) for leaf in leaves):
+            names = ", ".join(dict.fromkeys(leaf.name for leaf in leaves[:12] if leaf.name)) or "none"
+            raise ValueError(f"emulate: {argument}={word!r} matches no array of this call; its arrays are {names}")
 
 
 def _default_parameters(leaves: Sequence[Leaf]) -> tuple[set[Leaf], str]:

@@ -22,15 +22,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from tcemu.base.plain_values import Codec, Codecs, from_plain, to_plain
 from tcemu.base.provenance import function_name
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, parse_json
-from tcemu.operations.functional.kernel_json import kernel_from_dict, kernel_to_dict
+from tcemu.operations.functional.kernel_values import kernel_from_dict, kernel_to_dict
 from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.operations.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
 from tcemu.operations.products.recipe_kinds import find_kind, registered_kinds
@@ -157,6 +159,11 @@ RESTRICTIONS: dict[str, tuple[Callable[..., Policy], tuple[str, ...]]] = {  # fu
     "skip_ends": (skip_ends, ("first", "last")),
 }
 SAVED_FLAGS = re.ASCII | re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE | re.UNICODE
+DTYPES = Codec(
+    lambda dtype: None if dtype is None else jnp.dtype(dtype).name,
+    lambda name: None if name is None else jnp.dtype(from_plain("dtype", str, name)),
+)
+DTYPE_CODECS: Codecs = {DTypeLike: DTYPES, DTypeLike | None: DTYPES}
 # kinds of policies that other modules define. A policy of that kind has `saved_kind` and `to_dict()`; the module has `policy_from_dict`.
 # The module is imported when a file names the kind, since it stands on this one
 POLICY_MODULES = {"library_policy": "tcemu.uses.replay.kernel_profiles"}
@@ -286,9 +293,7 @@ def _pattern_to_dict(pattern: Any) -> Any:
             raise TypeError(f"policy: the pattern {pattern.pattern!r} is of bytes, and names are text")
         return {"regex": pattern.pattern, "flags": pattern.flags & SAVED_FLAGS}
     if isinstance(pattern, Where):
-        values = {f.name: getattr(pattern, f.name) for f in fields(pattern)}
-        values["dtype"] = None if pattern.dtype is None else jnp.dtype(pattern.dtype).name
-        return {"where": {name: list(value) if isinstance(value, tuple | list) else value for name, value in values.items()}}
+        return {"where": to_plain(pattern, DTYPE_CODECS)}
     raise TypeError(f"policy: the pattern {function_name(pattern)} is a function, which cannot be saved; use tcemu.policies.Where")
 
 
@@ -352,17 +357,5 @@ def _pattern_from_dict(data: Any) -> Any:
             raise DamagedFile(f"pattern: {text[:80]!r} is no regular expression: {error}") from None
     if not isinstance(data, dict) or "where" not in data:
         raise DamagedFile(f"pattern: got {str(data)[:80]}; expected text, or an object with regex or where")
-    values: dict[str, Any] = dict(
-        check_members("where", check_members("pattern", data, ("where",))["where"], [f.name for f in fields(Where)])
-    )
-    role, shape = values["role"], values["shape"]
-    if isinstance(role, list):
-        values["role"] = tuple(role) if len(role) == 2 and all(isinstance(one, str) for one in role) else 0
-    if isinstance(shape, list):
-        values["shape"] = tuple(shape) if all(size is None or type(size) is int for size in shape) else 0
-    for name, value in values.items():
-        kinds = {"role": (str, tuple), "shape": (tuple,)}.get(name, (str,))
-        if value is not None and not isinstance(value, kinds):
-            raise DamagedFile(f"where.{name}: got {str(data['where'][name])[:80]}; see tcemu.policies.Where")
-    dtype: Any = None if values["dtype"] is None else construct("where.dtype", lambda: jnp.dtype(values["dtype"]))
-    return construct("where", lambda: Where(**{**values, "dtype": dtype}))
+    where = check_members("pattern", data, ("where",))["where"]
+    return construct("where", lambda: from_plain("where", Where, where, DTYPE_CODECS))

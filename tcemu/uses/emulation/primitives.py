@@ -4,7 +4,8 @@ A choice is called with the arguments of `jax.lax.dot_general`. A convolution be
 compute it. A ragged product becomes one product for each group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
+from jax.extend.source_info_util import current_name_stack, user_context
 
 from tcemu.base.jax_internals import function_file, function_name, inner_programs
 from tcemu.operations.products.dot_general import DotGeneral
@@ -65,6 +67,21 @@ def equation_path(path: str, equation: JaxprEqn, index: int) -> str:
     """Return the full name of an equation inside `path`. index: number of earlier equations there with the same name."""
     name = "/".join(part for part in (path, equation_name(equation)) if part)
     return f"{name}.{index}" if index else name
+
+
+@contextmanager
+def equation_context(equation: JaxprEqn) -> Iterator[None]:
+    """Compute as the equation's program does: under its scopes and source line, in its context."""
+    source = equation.source_info
+    with user_context(source.traceback, name_stack=current_name_stack() + source.name_stack), equation.ctx.manager:
+        yield
+
+
+def bind_equation(equation: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
+    """Compute an equation's results, with other parameters than its own if they are given."""
+    primitive = equation.primitive
+    results = primitive.bind(*values, **primitive.get_bind_params(equation.params if params is None else params))
+    return list(results) if primitive.multiple_results else [results]
 
 
 def is_package_program(equation: JaxprEqn) -> bool:

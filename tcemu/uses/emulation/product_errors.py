@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import groupby
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,10 @@ from chex import PRNGKey
 from jax import Array
 
 from tcemu.base.intervals import INTERVAL_METHOD, MeanInterval, mean_interval
+from tcemu.base.plain_values import Codec, Codecs, from_plain, to_plain
 from tcemu.base.plots import dot_plot
 from tcemu.base.provenance import Provenance
-from tcemu.base.results import Result, Table, check_type, read_float, read_result
+from tcemu.base.results import Table
 from tcemu.base.saved_files import DamagedFile
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.engine.arithmetic.reference.exact_values import decimal_text
@@ -37,7 +38,7 @@ from tcemu.operations.products.recipes import Recipe
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Scheme, exact_factors, exact_values, quantize
 from tcemu.uses.emulation.decisions import Choice, Decision, applied_recipe
 from tcemu.uses.emulation.function_choices import FunctionChoice
-from tcemu.uses.emulation.saved_results import computed_from_dict, read_choice, read_number, save_result
+from tcemu.uses.emulation.saved_results import NumberedResult
 from tcemu.uses.emulation.survey import Function, Product
 from tcemu.uses.explanation.explain import explain
 from tcemu.uses.explanation.explanation_results import Explanation
@@ -166,14 +167,8 @@ class ProductErrors:
         return None if isinstance(self.product, Function) else applied_recipe(self.choice, self.product.roles)  # type: ignore[arg-type]
 
 
-COMPARISON_KIND, COMPARISON_VERSION = "tcemu comparison", 1
-COMPARISON_MEMBERS = (
-    "title", "results", "seeds", "results_by_seed", "interval", "provenance", "products", "choices", "entries", "records",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, repr=False)
-class Comparison(Result):
+class Comparison(NumberedResult):
     """The errors of products under policies.
 
     A comparison is a sequence of `ProductErrors`; str() is a table, `plot()` a picture, `records()` is what pandas takes, `summary()` has
@@ -187,6 +182,8 @@ class Comparison(Result):
         results_by_seed: For each policy, the errors of `results` for each seed; empty without seeds.
         provenance: Versions, the evidence of each arithmetic, and the law or a digest of the inputs.
     """
+
+    saved_as = "tcemu comparison", 2
 
     rows: tuple[ProductErrors, ...]
     results: dict[str, float] = field(default_factory=dict)
@@ -295,50 +292,19 @@ class Comparison(Result):
         facts = {
             "results": dict(self.results), "seeds": list(self.seeds),
             "results_by_seed": {name: list(values) for name, values in self.results_by_seed.items()},
-            "interval": INTERVAL_METHOD, "provenance": self.provenance.to_dict(),
+            "interval": INTERVAL_METHOD, "provenance": to_plain(self.provenance),
         }  # fmt: skip
         return Table(repr(self)[1:-1], RECORD_COLUMNS, rows, facts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the title, the provenance, the products, the choices and the records as plain values."""
-        worst = ({"worst_exact": None if row.worst is None else str(row.worst.exact)} for row in self.rows)
-        entries = ((row.product, row.choice, members) for row, members in zip(self.rows, worst, strict=True))
-        return save_result(COMPARISON_KIND, COMPARISON_VERSION, self.table(), entries)
+    def to_members(self, codecs: Codecs | None) -> dict[str, Any]:
+        return super().to_members({**(codecs or {}), **WORST_CODEC})
 
     @classmethod
-    def from_json(cls, text: str) -> Comparison:
-        """Read the comparison of `to_json`.
-
-        Args:
-            text: JSON text. It is not trusted: unknown names are rejected, and records must agree with the products and choices.
-
-        Returns:
-            A comparison with the same figures. It has no operands of the worst elements, and functions in policies come back as their
-            names.
-
-        Raises:
-            ValueError: The text is no comparison of this version of the format.
-        """
-        return read_result(text, COMPARISON_KIND, COMPARISON_VERSION, COMPARISON_MEMBERS, cls._from_members)
-
-    @classmethod
-    def _from_members(cls, data: dict[str, Any]) -> Comparison:
-        products, choices = list(map(computed_from_dict, data["products"])), list(map(read_choice, data["choices"]))
-        rows = []
-        for numbers, record in zip(data["entries"], data["records"], strict=True):
-            product = products[read_number(numbers["product"], len(products))]
-            choice = choices[read_number(numbers["choice"], len(choices))]
-            rows.append(_read_errors(record, product, choice, numbers["worst_exact"]))
-        results: dict[str, Any] = {name: _check_float("results", value) for name, value in data["results"].items()}
-        by_seed: dict[str, Any] = {
-            name: tuple(_check_float("results_by_seed", v) for v in values) for name, values in data["results_by_seed"].items()
-        }
-        seeds = tuple(check_type("seeds", seed, int) for seed in data["seeds"])
-        if any(
-            [row.seed for row in several] != list(seeds or (None,)) for _, several in groupby(rows, lambda row: (row.product, row.policy))
-        ):
+    def from_members(cls, data: dict[str, Any], codecs: Codecs | None = None) -> Self:
+        found = super().from_members(data, {**(codecs or {}), **WORST_CODEC})
+        if any([row.seed for row in rows] != list(found.seeds or (None,)) for rows in found._rows_by_key()):
             raise DamagedFile("records: expected a row for each product, policy and seed")
-        return cls(tuple(rows), results, seeds, by_seed, Provenance.from_dict(data["provenance"]))
+        return found
 
     def plot(self) -> Figure:
         """Draw the relative errors on a logarithmic axis, a line for each product. With several seeds, marks are means and bars the range.
@@ -387,37 +353,19 @@ def _errors_record(row: ProductErrors) -> tuple[Any, ...]:
     return (row.product.name, row.product.operands, row.policy, row.method, row.seed, *figures, *counts, *worst)
 
 
-def _read_errors(record: dict[str, Any], product: Product | Function, choice: Any, exact: str | None) -> ProductErrors:
-    """Make the errors of a record again. The caller compares what they are saved as."""
-    figures = {name: record[name] if name in COUNTS else _check_float(name, record[name]) for name in FIGURES}
-    for name in COUNTS:
-        check_type(name, figures[name], int)
-    pairs: dict[str, Any] = {name: (record[f"{name}_a"], record[f"{name}_b"]) for name in OPERAND_COUNTS}
-    worst = None
-    if exact is not None:
-        index = tuple(check_type("worst", record[f"worst_{name}"], int) for name in ("batch", "row", "column"))
-        value = check_type("worst_value", record["worst_value"], float)
-        fraction = Fraction(check_type("worst_exact", exact, str))
-        worst = WorstElement(check_type("worst_run", record["worst_run"], int), (index[0], index[1], index[2]), value, fraction)
-    counts: dict[str, Any] = {
-        name: None if pair[0] is None else tuple(check_type(name, count, int) for count in pair) for name, pair in pairs.items()
-    }
-    return ProductErrors(
-        product=product,
-        policy=check_type("policy", record["policy"], str),
-        method=check_type("by", record["by"], str),
-        choice=choice,
-        seed=None if record["seed"] is None else check_type("seed", record["seed"], int),
-        worst=worst,
-        **figures,
-        **counts,
-    )
+def _write_worst(worst: WorstElement | None) -> Any:
+    return None if worst is None else [worst.run, list(worst.index), worst.value, str(worst.exact)]
 
 
-def _check_float(name: str, value: Any) -> Any:
-    """Return a number of a file as a float, or None."""
-    value = read_float(value)
-    return None if value is None else check_type(name, value, float)
+def _read_worst(data: Any) -> WorstElement | None:
+    """Return the element that a file has, without its operands."""
+    if data is None:
+        return None
+    run, index, value, exact = from_plain("worst", tuple[int, tuple[int, int, int], float, str], data)
+    return WorstElement(run, index, value, Fraction(exact))
+
+
+WORST_CODEC = {WorstElement | None: Codec(_write_worst, _read_worst)}
 
 
 # ---- means over seeds

@@ -5,23 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tcemu.base.plots import dot_plot
+from tcemu.base.plain_values import to_plain
 from tcemu.base.provenance import Provenance
-from tcemu.base.results import Result, Table, check_type, read_result
+from tcemu.base.results import Table
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.operations.functional.kernel_values import KernelValue
 from tcemu.operations.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.operations.products.recipe_kinds import AnyRecipe
 from tcemu.operations.products.recipes import Recipe
 from tcemu.uses.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text, unused_rule_warnings
-from tcemu.uses.emulation.saved_results import computed_from_dict, read_choice, read_number, save_result
+from tcemu.uses.emulation.saved_results import NumberedResult
 from tcemu.uses.emulation.survey import Function, Product
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,8 @@ class Entry:
         return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
 
 
-REPORT_KIND, REPORT_VERSION = "tcemu report", 2
-REPORT_MEMBERS = ("title", "weights", "provenance", "products", "choices", "entries", "records")
-
-
 @dataclass(frozen=True, repr=False)
-class Report(Result):
+class Report(NumberedResult):
     """The products and functions that `emulate` replaces in a program, and those that it leaves, with the reason.
 
     A report is a sequence of `Entry`; str() is a table, `records()` is what pandas takes, and `from_json` reads what `to_json` writes.
@@ -69,6 +61,8 @@ class Report(Result):
         weights: Description of the arrays that count as parameters; the roles of operands follow from them.
         provenance: Versions, and the evidence of each arithmetic.
     """
+
+    saved_as = "tcemu report", 3
 
     entries: tuple[Entry, ...]
     weights: str = ""
@@ -127,68 +121,7 @@ class Report(Result):
     def table(self) -> Table:
         """Return the report with a row for each line."""
         rows = tuple((*_entry_record(entry), *self._facts(entry)) for entry in self.entries)
-        return Table(repr(self)[1:-1], RECORD_COLUMNS, rows, {"weights": self.weights, "provenance": self.provenance.to_dict()})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the title, the provenance, the products, the choices and the records as plain values."""
-        entries = ((entry.product or entry.function, entry.choice or entry.kernel, {}) for entry in self.entries)
-        return save_result(REPORT_KIND, REPORT_VERSION, self.table(), entries)
-
-    @classmethod
-    def from_json(cls, text: str) -> Report:
-        """Read the report of `to_json`.
-
-        Args:
-            text: JSON text. It is not trusted: unknown names are rejected, and records must agree with the products and choices.
-
-        Returns:
-            A report that equals the saved one, except that functions in the policy come back as their names.
-
-        Raises:
-            ValueError: The text is no report of this version of the format.
-        """
-        return read_result(text, REPORT_KIND, REPORT_VERSION, REPORT_MEMBERS, cls._from_members)
-
-    @classmethod
-    def _from_members(cls, data: dict[str, Any]) -> Report:
-        products, choices = list(map(computed_from_dict, data["products"])), list(map(read_choice, data["choices"]))
-        entries = []
-        for numbers, record in zip(data["entries"], data["records"], strict=True):
-            computed = None if numbers["product"] is None else products[read_number(numbers["product"], len(products))]
-            choice = choices[read_number(numbers["choice"], len(choices))]
-            name, reason = (check_type(f"record.{name}", record[name], str) for name in ("product", "by"))
-            replaced, undecided = (check_type(f"record.{name}", record[name], bool) for name in ("replaced", "undecided"))
-            if isinstance(computed, Function):
-                entries.append(Entry(name, None, replaced, reason, undecided, None, computed, choice))
-            else:
-                entries.append(Entry(name, computed, replaced, reason, undecided, choice))
-        return cls(tuple(entries), check_type("weights", data["weights"], str), Provenance.from_dict(data["provenance"]))
-
-    def plot(self) -> Figure:
-        """Draw the number of results that each product and function computes over all its runs, replaced or left.
-
-        One in a `while` counts as one run.
-
-        Returns:
-            A matplotlib Figure.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        series: dict[str, dict[str, float]] = {"replaced": {}, "left": {}}
-        for entry in self.entries:
-            computed = entry.product or entry.function
-            if computed is not None:
-                count = prod(computed.shape) * (1 if computed.repeats is None else computed.repeats)
-                series["replaced" if entry.replaced else "left"][entry.name] = float(count)
-        facts = {entry.reason: self._facts(entry) for entry in self.entries if entry.replaced}
-        known = [f"{name}: {target}, {evidence}." for name, (target, *_, evidence) in facts.items() if target]
-        note = " ".join(["A run is one execution of the product in a call of the function; one in a `while` counts as one run.", *known])
-        what = "matrix product and function" if any(entry.function for entry in self.entries) else "matrix product"
-        count = len(self.replaced) + len(self.replaced_functions)
-        title = f"Size of each {what}: {count} of {len(self.entries)} are replaced"
-        names = [entry.name for entry in self.entries]
-        return dot_plot(names, series, title=title, label="elements of the result, over all runs", note=note)
+        return Table(repr(self)[1:-1], RECORD_COLUMNS, rows, {"weights": self.weights, "provenance": to_plain(self.provenance)})
 
     def __repr__(self) -> str:
         functions = f" and {len(self.replaced_functions)} functions" if any(entry.function for entry in self.entries) else ""

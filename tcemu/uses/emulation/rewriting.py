@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.extend.core.primitives import name_p
-from jax.extend.source_info_util import current_name_stack, user_context
 from jax.sharding import PartitionSpec
 
 from tcemu.base.jax_internals import ZeroCotangent, jvp_rule, replace_jvp_rule, replace_vjp_rules, split_scan_operands, vjp_rules
@@ -35,7 +34,9 @@ from tcemu.uses.emulation.primitives import (
     OPAQUE,
     PRODUCT_PRIMITIVES,
     DotGeneralLike,
+    bind_equation,
     callee_name,
+    equation_context,
     equation_name,
     equation_path,
     has_products,
@@ -145,10 +146,7 @@ class Rewriter:
             value_of = lambda v: v.val if isinstance(v, Literal) else env[v]
             values = [] if number in replaced else list(map(value_of, equation.invars))
             operands = [None if v is None else value_of(v) for v in matches[number].operands] if number in decided else []
-            source = equation.source_info
-            with ExitStack() as contexts:
-                contexts.enter_context(user_context(source.traceback, name_stack=current_name_stack() + source.name_stack))
-                contexts.enter_context(equation.ctx.manager)
+            with equation_context(equation):
                 if number in replaced:
                     results = [self._evaluate_function(*decided[number], operands)]
                 else:
@@ -173,8 +171,7 @@ class Rewriter:
         return result
 
     def _evaluate_equation(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, names: Counter[str]) -> list[Any]:
-        kind, primitive = equation.primitive.name, equation.primitive
-        rewritten = None
+        kind, rewritten = equation.primitive.name, None
         if has_products(equation) or (not scope.in_function and self.survey.has_functions(equation)):
             name = equation_name(equation)
             index, names[name] = names[name], names[name] + 1
@@ -191,9 +188,7 @@ class Rewriter:
                 self.entries += _hidden_entries(equation, inner)
         if isinstance(rewritten, list):
             return rewritten
-        operands, params = rewritten or Binding(values, equation.params)
-        results = primitive.bind(*operands, **primitive.get_bind_params(params))
-        return list(results) if primitive.multiple_results else [results]
+        return bind_equation(equation, *(rewritten or (values,)))
 
     def _evaluate_product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Any:
         product, key = self.survey.products[scope.path], scope.key

@@ -7,19 +7,16 @@ the number of rows: each run of equations between two products is the body of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.extend.source_info_util import current_name_stack, user_context
 
 from tcemu.base.jax_internals import inner_programs, split_scan_operands, without_outer_transform
-from tcemu.uses.emulation.primitives import PRODUCT_PRIMITIVES, PROGRAM_CALLS
+from tcemu.uses.emulation.primitives import PRODUCT_PRIMITIVES, PROGRAM_CALLS, bind_equation, equation_context
 
 MIN_ROWS = 2  # XLA removes a loop of one iteration and fuses its body with what surrounds it
 
@@ -170,31 +167,20 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[
 
 def _evaluate_equation(equation: JaxprEqn, env: dict[Any, Any], params: dict[str, Any] | None = None) -> None:
     """Evaluate an equation, with other parameters if they are given, and add its results to the values of variables."""
-    values, source, primitive = (
-        [v.val if isinstance(v, Literal) else env[v] for v in equation.invars],
-        equation.source_info,
-        equation.primitive,
-    )
-    with ExitStack() as contexts:
-        contexts.enter_context(user_context(source.traceback, name_stack=current_name_stack() + source.name_stack))
-        contexts.enter_context(equation.ctx.manager)
-        results = primitive.bind(*values, **primitive.get_bind_params(equation.params if params is None else params))
-    env.update(zip(equation.outvars, results if primitive.multiple_results else [results], strict=True))
+    with equation_context(equation):
+        results = bind_equation(equation, [v.val if isinstance(v, Literal) else env[v] for v in equation.invars], params)
+    env.update(zip(equation.outvars, results, strict=True))
 
 
 def _divide_programs(value: Any) -> Any:
     """Return an equation's parameter with every program in it divided into segments and products."""
     if isinstance(value, ClosedJaxpr):
-        return jax.make_jaxpr(partial(_evaluate_args, value.jaxpr, value.consts))(*(v.aval for v in value.jaxpr.invars))
+        return jax.make_jaxpr(lambda *args: _evaluate(value.jaxpr, value.consts, args))(*(v.aval for v in value.jaxpr.invars))
     if isinstance(value, Jaxpr):
-        return jax.make_jaxpr(partial(_evaluate_args, value, ()))(*(v.aval for v in value.invars)).jaxpr
+        return jax.make_jaxpr(lambda *args: _evaluate(value, (), args))(*(v.aval for v in value.invars)).jaxpr
     if isinstance(value, tuple | list) and any(isinstance(item, ClosedJaxpr | Jaxpr) for item in value):
         return type(value)(map(_divide_programs, value))
     return value
-
-
-def _evaluate_args(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    return _evaluate(jaxpr, consts, args)
 
 
 # ---- what lies between two products

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
-import jax.numpy as jnp
 from jax import lax
 
+from tcemu.base.plain_values import Codec, Codecs, field_types, from_plain, to_plain
 from tcemu.base.provenance import function_name
-from tcemu.base.results import Table, check_type
+from tcemu.base.results import SavedResult
 from tcemu.base.saved_files import DamagedFile, check_members
-from tcemu.operations.functional.kernel_json import kernel_from_dict, kernel_to_dict
-from tcemu.operations.functional.kernel_values import KernelValue
+from tcemu.operations.functional.kernel_values import KernelValue, kernel_from_dict, kernel_to_dict
 from tcemu.uses.emulation.decisions import Choice
 from tcemu.uses.emulation.function_choices import FunctionChoice
 from tcemu.uses.emulation.function_patterns import FUNCTIONS
-from tcemu.uses.emulation.policies import choice_from_dict, choice_to_dict
+from tcemu.uses.emulation.policies import DTYPE_CODECS, choice_from_dict, choice_to_dict
 from tcemu.uses.emulation.survey import Function, Product
-
-DTYPE_FIELDS = ("lhs_dtype", "rhs_dtype", "preferred_element_type", "dtype")
-FUNCTION_DTYPES = ("operand_dtype", "dtype")
 
 
 @dataclass(frozen=True)
@@ -43,17 +39,10 @@ class SavedFunction:
         return self.name
 
 
-# ---- products
+# ---- products and functions
 
 
-def product_to_dict(product: Product) -> dict[str, Any]:
-    """Convert a product to plain values."""
-    values = {field.name: getattr(product, field.name) for field in fields(product)}
-    values |= {name: None if values[name] is None else jnp.dtype(values[name]).name for name in DTYPE_FIELDS}
-    return values | {"dimension_numbers": _axes_to_dict(product.dimension_numbers)}
-
-
-def _axes_to_dict(numbers: Any) -> dict[str, Any]:
+def _write_axes(numbers: Any) -> dict[str, Any]:
     if isinstance(numbers, lax.ConvDimensionNumbers):
         return {"convolution": [list(spec) for spec in numbers]}
     if isinstance(numbers, lax.RaggedDotDimensionNumbers):
@@ -70,68 +59,40 @@ def _nested_tuples(value: Any) -> Any:
     return tuple(map(_nested_tuples, value)) if isinstance(value, list) else value
 
 
-def product_from_dict(data: Any) -> Product:
-    """Convert the plain values of `product_to_dict` to their product. Raises ValueError, TypeError or LookupError."""
-    values = {name: _nested_tuples(value) for name, value in check_members("product", data, [f.name for f in fields(Product)]).items()}
-    for name in ("name", "primitive", "source"):
-        check_type(f"product.{name}", values[name], str)
-    for name in ("lhs_shape", "rhs_shape", "shape", "roles", "parameters"):
-        for item in check_type(f"product.{name}", values[name], tuple):
-            check_type(f"product.{name}", item, int if name.endswith("shape") else str)
-    check_type("product.index", values["index"], int)
-    if values["repeats"] is not None:
-        check_type("product.repeats", values["repeats"], int)
-    values |= {name: None if values[name] is None else jnp.dtype(check_type(name, values[name], str)) for name in DTYPE_FIELDS}
-    axes = data["dimension_numbers"]
+def _read_axes(axes: Any) -> Any:
     if "convolution" in axes:
-        lhs, rhs, out = _nested_tuples(check_members("axes", axes, ("convolution",))["convolution"])
-        numbers: Any = lax.ConvDimensionNumbers(lhs, rhs, out)
-    elif "ragged" in axes:
-        numbers = lax.RaggedDotDimensionNumbers(_nested_tuples(axes["dot"]), axes["ragged"], axes["group"])
-    else:
-        numbers = _nested_tuples(check_members("axes", axes, ("dot",))["dot"])
-    return Product(**values | {"dimension_numbers": numbers})
+        return lax.ConvDimensionNumbers(*_nested_tuples(check_members("axes", axes, ("convolution",))["convolution"]))
+    if "ragged" in axes:
+        return lax.RaggedDotDimensionNumbers(_nested_tuples(axes["dot"]), axes["ragged"], axes["group"])
+    return _nested_tuples(check_members("axes", axes, ("dot",))["dot"])
 
 
-# ---- functions
+CODECS = {**DTYPE_CODECS, field_types(Product)["dimension_numbers"]: Codec(_write_axes, _read_axes)}
 
 
-def function_to_dict(function: Function) -> dict[str, Any]:
-    """Convert a function to plain values."""
-    values = {field.name: getattr(function, field.name) for field in fields(function)}
-    return {"function": values | {name: jnp.dtype(values[name]).name for name in FUNCTION_DTYPES}}
-
-
-def function_from_dict(data: Any) -> Function:
-    """Convert the plain values of `function_to_dict` to their function. Raises ValueError, TypeError or LookupError."""
-    members = check_members("function", data["function"], [f.name for f in fields(Function)])
-    values: dict[str, Any] = {name: _nested_tuples(value) for name, value in members.items()}
-    types: dict[str, type] = {"shape": tuple, "parameters": tuple, "index": int, "axis": int, "has_weight": bool, "has_bias": bool}
-    types |= dict.fromkeys(("name", "kind", *FUNCTION_DTYPES, "form", "source", "scope"), str)
-    types |= {name: kind for name, kind in (("repeats", int), ("eps", float)) if values[name] is not None}
-    for name, kind in types.items():
-        check_type(f"function.{name}", values[name], kind)
-    for name, kind in (("shape", int), ("parameters", str)):
-        for item in values[name]:
-            check_type(f"function.{name}", item, kind)
-    if values["kind"] not in FUNCTIONS:
-        raise DamagedFile(f"function.kind: got {values['kind'][:80]!r}; expected one of {', '.join(FUNCTIONS)}")
-    values |= {name: jnp.dtype(values[name]) for name in FUNCTION_DTYPES}
-    return Function(**values)
+def computed_to_dict(computed: Product | Function) -> dict[str, Any]:
+    """Convert a product or a function to plain values."""
+    plain = to_plain(computed, CODECS)
+    return {"function": plain} if isinstance(computed, Function) else plain
 
 
 def computed_from_dict(data: Any) -> Product | Function:
-    """Convert the plain values of a product or a function to it. Raises ValueError, TypeError or LookupError."""
-    return function_from_dict(data) if isinstance(data, dict) and set(data) == {"function"} else product_from_dict(data)
+    """Convert the plain values of `computed_to_dict`. Raises ValueError, TypeError or LookupError."""
+    if not isinstance(data, dict) or set(data) != {"function"}:
+        return from_plain("product", Product, data, CODECS)
+    function = from_plain("function", Function, data["function"], CODECS)
+    if function.kind not in FUNCTIONS:
+        raise DamagedFile(f"function.kind: got {function.kind[:80]!r}; expected one of {', '.join(FUNCTIONS)}")
+    return function
 
 
 # ---- choices
 
 
-def saved_choice(choice: Choice | FunctionChoice, is_kernel: bool = False) -> Any:
-    """Convert a choice to plain values; a function to its name. is_kernel: whether it is the choice for a `Function`."""
-    if is_kernel or isinstance(choice, KernelValue):
-        return None if choice is None else {"kernel": kernel_to_dict(choice)}  # type: ignore[arg-type]
+def choice_to_plain(choice: Choice | FunctionChoice) -> Any:
+    """Convert a choice to plain values; a function to its name. A text is the name of a kernel."""
+    if isinstance(choice, KernelValue | str):
+        return {"kernel": kernel_to_dict(choice)}
     if isinstance(choice, SavedFunction):
         return {"function": choice.name}
     try:
@@ -140,8 +101,8 @@ def saved_choice(choice: Choice | FunctionChoice, is_kernel: bool = False) -> An
         return {"function": function_name(choice)}
 
 
-def read_choice(data: Any) -> Any:
-    """Convert the plain values of `saved_choice` to their choice."""
+def choice_from_plain(data: Any) -> Any:
+    """Convert the plain values of `choice_to_plain` to their choice."""
     if isinstance(data, dict) and set(data) == {"kernel"}:
         return kernel_from_dict(data["kernel"])
     if isinstance(data, dict) and set(data) == {"function"} and isinstance(data["function"], str):
@@ -150,47 +111,50 @@ def read_choice(data: Any) -> Any:
 
 
 class Numbering:
-    """The different values of a result, as plain values without repetition, and the number of each."""
+    """The different values of a result, each saved once; fields have their numbers."""
 
-    def __init__(self) -> None:
-        self.values: list[Any] = []
+    def __init__(self, write: Callable[[Any], Any], read: Callable[[Any], Any] | None = None, saved: Sequence[Any] = ()) -> None:
+        self.write, self.saved, self.values = write, list(saved), [] if read is None else list(map(read, saved))
         self._numbers: dict[str, int] = {}
 
-    def number(self, plain: Any) -> int:
-        """Return the number of a plain value, a new one if it was not seen."""
+    def number(self, value: Any) -> int | None:
+        """Return the number of a value, a new one if it was not seen; None for None."""
+        if value is None:
+            return None
+        plain = self.write(value)
         text = json.dumps(plain, sort_keys=True)
         if text not in self._numbers:
-            self._numbers[text] = len(self.values)
-            self.values.append(plain)
+            self._numbers[text] = len(self.saved)
+            self.saved.append(plain)
         return self._numbers[text]
 
-
-def save_result(
-    kind: str, version: int, table: Table, entries: Iterable[tuple[Product | Function | None, Choice | FunctionChoice, dict[str, Any]]]
-) -> dict[str, Any]:
-    """Return a result as plain values: the table, the different products or functions and choices, and an entry for each row.
-
-    Args:
-        kind: Kind of the file.
-        version: Version of its format.
-        table: Table of the result.
-        entries: Product or function, choice and further members of each row.
-    """
-    products, choices = Numbering(), Numbering()
-    numbered = []
-    for product, choice, members in entries:
-        is_function = isinstance(product, Function)
-        plain = None if product is None else function_to_dict(product) if is_function else product_to_dict(product)
-        number = None if plain is None else products.number(plain)
-        numbered.append({"product": number, "choice": choices.number(saved_choice(choice, is_function)), **members})
-    plain = table.to_dict()
-    records = plain.pop("records")
-    plain |= {"products": products.values, "choices": choices.values, "entries": numbered, "records": records}
-    return {"kind": kind, "version": version, **plain}
+    def value(self, number: Any) -> Any:
+        """Return the value of a number, None for None. Raises DamagedFile."""
+        if number is None:
+            return None
+        if type(number) is not int or not 0 <= number < len(self.values):
+            raise DamagedFile(f"got the number {str(number)[:80]}; expected one from 0 to {len(self.values) - 1}")
+        return self.values[number]
 
 
-def read_number(value: Any, count: int) -> int:
-    """Return a number of `Numbering` if it is one of `count` values. Raises DamagedFile."""
-    if type(value) is not int or not 0 <= value < count:
-        raise DamagedFile(f"got the number {str(value)[:80]}; expected one from 0 to {count - 1}")
-    return value
+class NumberedResult(SavedResult):
+    """Base class of results whose products, functions and choices are saved once each."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table, the fields, the products and the choices as plain values."""
+        products, choices = Numbering(computed_to_dict), Numbering(choice_to_plain)
+        members = self.to_members(_numbered(products, choices))
+        return members | {"products": products.saved, "choices": choices.saved}
+
+    @classmethod
+    def from_members(cls, data: dict[str, Any], codecs: Codecs | None = None) -> Self:
+        products = Numbering(computed_to_dict, computed_from_dict, data["products"])
+        choices = Numbering(choice_to_plain, choice_from_plain, data["choices"])
+        return super().from_members(data, {**(codecs or {}), **_numbered(products, choices)})
+
+
+def _numbered(products: Numbering, choices: Numbering) -> Codecs:
+    computed, chosen = Codec(products.number, products.value), Codec(choices.number, choices.value)
+    return dict.fromkeys((Product | None, Function | None, Product | Function), computed) | dict.fromkeys(
+        (Choice, KernelValue | str | None, Choice | FunctionChoice), chosen
+    )

@@ -1,4 +1,4 @@
-"""Coverage of a run: the numerical events that its cases reached, as counts, as a table and as a picture.
+"""Coverage of a run: the numerical events that its cases reached, as counts and as a table.
 
 Events are counted on one element of D in one of sixteen cases, in the first step that the model takes. A counted event was certainly
 reached. An event that was not counted may have been reached elsewhere.
@@ -6,24 +6,18 @@ reached. An event that was not counted may have been reached elsewhere.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
-import numpy as np
-from jax import Array
-
-from tcemu.base.plots import bar_plot
-from tcemu.base.results import Record, Table, to_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-from collections.abc import Iterator
-
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
+from jax import Array, lax
 
 from tcemu.base import bits
 from tcemu.base.bits import Limbs
+from tcemu.base.results import Result, Table
 from tcemu.engine.arithmetic.integer_dot import add_clamped
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.order import Order, products_per_clamp
@@ -47,17 +41,24 @@ EVENTS = (
 )  # fmt: skip
 
 
-class Coverage(NamedTuple):
-    """Counts of what the cases of a run reached.
+SIZES = {
+    "products": MAX_DISTANCE + 1, "accumulator": MAX_DISTANCE + 1, "carries": MAX_CARRY - MIN_CARRY + 1, "events": len(EVENTS), "cases": 1,
+}  # fmt: skip
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class Coverage(Result):
+    """Counts of what the cases of a run reached, by the sizes in SIZES.
 
     The fields are NumPy arrays; for one iteration of the compiled loop they are JAX arrays.
     """
 
-    products: np.ndarray | Array  # [MAX_DISTANCE + 1]: distances of products to the max exponent of their step
-    accumulator: np.ndarray | Array  # [MAX_DISTANCE + 1]: distances of C
-    carries: np.ndarray | Array  # [MAX_CARRY - MIN_CARRY + 1]: position of the sum's leading bit relative to the max exponent
-    events: np.ndarray | Array  # [len(EVENTS)]
-    cases: np.ndarray | Array  # [1]: cases that were examined
+    products: np.ndarray | Array  # distances of products to the max exponent of their step
+    accumulator: np.ndarray | Array  # distances of C
+    carries: np.ndarray | Array  # position of the sum's leading bit relative to the max exponent
+    events: np.ndarray | Array
+    cases: np.ndarray | Array  # cases that were examined
 
     @classmethod
     def empty(cls) -> Coverage:
@@ -66,17 +67,7 @@ class Coverage(NamedTuple):
         Returns:
             The counts.
         """
-
-        def zeros(size):
-            return np.zeros(size, np.int64)
-
-        return cls(
-            products=zeros(MAX_DISTANCE + 1),
-            accumulator=zeros(MAX_DISTANCE + 1),
-            carries=zeros(MAX_CARRY - MIN_CARRY + 1),
-            events=zeros(len(EVENTS)),
-            cases=zeros(1),
-        )
+        return cls(**{name: np.zeros(size, np.int64) for name, size in SIZES.items()})
 
     def table(self) -> Table:
         """Make a table with a row per event, and per distance or position that occurred.
@@ -85,75 +76,14 @@ class Coverage(NamedTuple):
             The table. Its column "counted" is "events", "products", "accumulator" or "carries".
         """
         rows = [("events", name, int(n)) for name, n in zip(EVENTS, self.events, strict=True)]
-        for name, (places, counts) in self._panels().items():
-            rows += [(name, place, count) for place, count in zip(places, counts, strict=True) if count]
+        for name, start in (("products", 0), ("accumulator", 0), ("carries", MIN_CARRY)):
+            rows += [(name, place, int(count)) for place, count in enumerate(getattr(self, name), start) if count]
         return Table(f"Coverage of {int(self.cases[0]):,} cases", ("counted", "at", "count"), tuple(rows), {"cases": int(self.cases[0])})
-
-    def _panels(self) -> dict[str, tuple[list[int], list[int]]]:
-        """Return positions and counts by field: distances to the max exponent, and positions of the leading bit relative to it."""
-        starts = {"products": 0, "accumulator": 0, "carries": MIN_CARRY}
-        counts = {name: np.asarray(getattr(self, name)).tolist() for name in starts}
-        return {name: (list(range(start, start + len(counts[name]))), counts[name]) for name, start in starts.items()}
-
-    def records(self) -> list[Record]:
-        """Make a flat dict per row of `table()`, as pandas and csv take them.
-
-        Returns:
-            The dicts.
-        """
-        return self.table().records()
-
-    def to_json(self, indent: int | None = None) -> str:
-        """Write the table as strict JSON.
-
-        Args:
-            indent: Indentation, as in `json.dumps`.
-
-        Returns:
-            JSON text.
-        """
-        return to_json(self.table().to_dict(), indent)
-
-    def to_csv(self) -> str:
-        """Write the table as CSV; see `Result.to_csv`.
-
-        Returns:
-            CSV text.
-        """
-        return self.table().to_csv()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
     def __repr__(self) -> str:
         return f"<Coverage of {int(self.cases[0]):,} cases>"
 
-    def plot(self, title: str | None = None) -> Figure:
-        """Plot the distances of products and C below the max exponent, and the positions of the sum's leading bit.
-
-        Args:
-            title: Title of the picture. None: the number of cases.
-
-        Returns:
-            A matplotlib Figure.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        labels = {
-            "products": f"distance of a product below the max exponent, in bits ({MAX_DISTANCE}: or more)",
-            "accumulator": f"distance of C below the max exponent, in bits ({MAX_DISTANCE}: or more)",
-            "carries": "position of the sum's leading bit relative to the max exponent, in bits (below 0: cancellation)",
-        }
-        panels = {labels[name]: panel for name, panel in self._panels().items()}
-        note = (
-            "Counted in the first step of one element of D in each case that was examined. The max exponent is the one to which the "
-            "terms of the step are aligned. Zeros are not counted."
-        )
-        title = f"What the steps of {int(self.cases[0]):,} cases reached" if title is None else title
-        return bar_plot(panels, ("products", "cases", "cases"), title=title, note=note)
-
-    def __add__(self, other: Coverage) -> Coverage:  # type: ignore[override]
+    def __add__(self, other: Coverage) -> Coverage:
         return jax.tree.map(lambda x, y: np.asarray(x, np.int64) + np.asarray(y, np.int64), self, other)
 
 
@@ -253,16 +183,9 @@ def _sum_events(
     events, valid = lax.optimization_barrier((events, valid))
     counts = [jnp.sum(events[name] & valid, dtype=jnp.int32) if name in events else jnp.int32(0) for name in EVENTS]
 
-    def zeros(size):
-        return jnp.zeros(size, jnp.int32)
-
-    return Coverage(
-        products=zeros(MAX_DISTANCE + 1) if products is None else products,
-        accumulator=zeros(MAX_DISTANCE + 1) if accumulator is None else accumulator,
-        carries=zeros(MAX_CARRY - MIN_CARRY + 1) if carries is None else carries,
-        events=jnp.stack(counts),
-        cases=jnp.sum(valid, dtype=jnp.int32)[None],
-    )
+    given = {"products": products, "accumulator": accumulator, "carries": carries, "events": jnp.stack(counts)}
+    given["cases"] = jnp.sum(valid, dtype=jnp.int32)[None]
+    return Coverage(**{name: jnp.zeros(SIZES[name], jnp.int32) if x is None else x for name, x in given.items()})
 
 
 def _histogram(values: Array, present: Array, size: int) -> Array:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,12 +33,9 @@ from tcemu.operations.products.unit_choice import describe_unit
 from tcemu.uses.fuzz.case_generator import HostOperandCodes, generate
 from tcemu.uses.fuzz.case_kinds import Kind, select_kinds
 from tcemu.uses.fuzz.comparison_loop import ChunkCounts, ChunkRunner, Processes, compute_result, make_chunk_runner, spans_processes
-from tcemu.uses.fuzz.coverage import Coverage, coverage_lines
+from tcemu.uses.fuzz.coverage import SIZES, Coverage, coverage_lines
 from tcemu.uses.fuzz.implementations import Implementation, get_implementation, resolve_common_op
 from tcemu.uses.fuzz.shrinking import SmallMismatch, shrink_mismatch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OPERAND_STREAM = 1  # version of the operands; it changes if the same seed no longer gives the same cases
 SHORT_CHUNK_SECONDS = 0.5  # a chunk that takes less is followed by one of twice its size
@@ -151,22 +148,6 @@ class FuzzRun(Result):
         facts |= {"coverage": None if self.coverage is None or not self.coverage.cases[0] else self.coverage.records()}
         facts |= {"smallest_mismatch": None if self.small_mismatch is None else str(self.small_mismatch)}
         return Table(repr(self)[1:-1], ("op", "left", "right", "seed", "kind", "cases", "wrong_cases"), rows, facts)
-
-    def plot(self) -> Figure:
-        """Plot what the cases reached; see `Coverage.plot`.
-
-        Returns:
-            A matplotlib Figure.
-
-        Raises:
-            ValueError: The run did not count coverage.
-            ImportError: matplotlib is not installed.
-        """
-        if self.coverage is None or not self.coverage.cases[0]:
-            raise ValueError("plot: this run did not count coverage; run with coverage=True")
-        outputs = f"{self.wrong_outputs:,} of {self.done * self.op.m * self.op.n:,} outputs differ"
-        examined = f"what the steps of {int(self.coverage.cases[0]):,} cases reached"
-        return self.coverage.plot(f"{self.left.name} and {self.right.name}, {self.op}\n{self.done:,} cases, {outputs}; {examined}")
 
     def case_operands(self, number: int) -> HostOperandCodes:
         """Generate the operands of one case.
@@ -390,7 +371,7 @@ def run_file_content(state: FuzzRun, cases: bool = True) -> bytes:
     header = run_identity(state) | {name: getattr(state, name) for name in ("done", "wrong_cases", "wrong_outputs", "first", "seconds")}
     arrays: dict[str, Any] = {}
     if state.by_kind is not None and state.coverage is not None:
-        arrays = {"by_kind": state.by_kind} | {f"coverage_{name}": counts for name, counts in state.coverage._asdict().items()}
+        arrays = {"by_kind": state.by_kind} | {f"coverage_{name}": counts for name, counts in vars(state.coverage).items()}
     for number in state.first if cases else ():
         words = case_words(FuzzRun(state.op, state.left, state.right, state.cases, state.seed, state.kinds), number)
         arrays |= {f"case_{number}_{name}": codes for name, codes in words.items()}
@@ -492,7 +473,7 @@ def _resume_run(path: Path, request: FuzzRun) -> FuzzRun:
 def _restore_run(header: Header, counts: dict[str, np.ndarray], request: FuzzRun) -> FuzzRun:
     """Return the run with the state of a header and counts."""
     numbers = {name: header[name] for name in ("done", "wrong_cases", "wrong_outputs", "seconds")}
-    reached = Coverage(*(counts[f"coverage_{name}"] for name in Coverage._fields)) if counts else None
+    reached = Coverage(*(counts[f"coverage_{name}"] for name in SIZES)) if counts else None
     return replace(request, **numbers, first=tuple(header["first"]), by_kind=counts.get("by_kind"), coverage=reached)
 
 
@@ -519,7 +500,7 @@ def parse_run(content: bytes, path: Path) -> tuple[Header, Arrays]:
         header, members = unpack_archive(content, MEMBER_NAMES, skipped="case_")
         _check_header(header)
         shapes = {"by_kind": (len(header["kinds"]), 2)}
-        shapes |= {f"coverage_{name}": zeros.shape for name, zeros in Coverage.empty()._asdict().items()}
+        shapes |= {f"coverage_{name}": (size,) for name, size in SIZES.items()}
         counts = {name: read_array(data, np.int64, shapes[name]) for name, data in members.items()}
         _check_counts(header, counts, set(shapes))
     except Exception as error:  # a hostile file finds more ways to fail than can be listed

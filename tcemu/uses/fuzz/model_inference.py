@@ -7,40 +7,33 @@ models that differ in it give the same results for all operands of the search.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from tcemu.base.plots import dot_plot
-from tcemu.base.results import Result, Table, to_scalar
-from tcemu.base.text import wrap_lines
-from tcemu.engine.arithmetic.model import Model
-from tcemu.engine.arithmetic.order import Order, products_per_clamp
-from tcemu.engine.isa.families import Instruction, MatrixMultiply
-from tcemu.uses.fuzz.differential_run import FuzzRun
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 
 from tcemu.base.errors import Unsupported
 from tcemu.base.interrupts import Interrupted
+from tcemu.base.results import Result, Table, to_scalar
+from tcemu.base.text import wrap_lines
 from tcemu.engine.architectures.lookup import require_product
+from tcemu.engine.arithmetic.model import Model
+from tcemu.engine.arithmetic.order import Order, products_per_clamp
 from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.reference.exact_values import hex_code, power_of_two
 from tcemu.engine.formats.number_formats import F16, F32, F64, S32, Format
+from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.legality import targets
 from tcemu.operations.products.unit_choice import describe_unit
 from tcemu.uses.fuzz.boundary_dots import BoundaryDrawer
 from tcemu.uses.fuzz.case_formulas import FLOOR_EXPONENTS
 from tcemu.uses.fuzz.case_generator import generate
-from tcemu.uses.fuzz.differential_run import find_mismatches
+from tcemu.uses.fuzz.differential_run import FuzzRun, find_mismatches
 from tcemu.uses.fuzz.implementations import Implementation, emulator, get_implementation, resolve_common_op
 from tcemu.uses.fuzz.model_hypotheses import (
     FLOOR,
@@ -62,7 +55,6 @@ from tcemu.uses.fuzz.model_hypotheses import (
 )
 from tcemu.uses.fuzz.model_probes import ACCUMULATOR, DotBench, ProbeBench, Unreachable, find_clamp_step, match_order, special_questions
 
-COUNT_TITLES = ("compared", "that differ")  # the columns of `FuzzRun.by_kind`
 ORDER_FIELDS = ("terms", "groups", "chain", "together")
 
 
@@ -185,27 +177,6 @@ class InferredModel(Result):
         facts |= {"survivors": len(self.survivors), "undetermined": self.undetermined, "cases": compared.done if compared else 0}
         facts |= {"wrong_outputs": compared.wrong_outputs if compared else None}
         return Table(repr(self)[1:-1], ("field", "value", "evidence"), tuple((f.field, f.value, f.evidence) for f in self.findings), facts)
-
-    def plot(self) -> Figure:
-        """Plot the cases on which the black box was compared with the model, by kind, and those that differ.
-
-        Returns:
-            A matplotlib Figure.
-
-        Raises:
-            ValueError: Nothing was compared.
-            ImportError: matplotlib is not installed.
-        """
-        compared = self.comparison
-        if compared is None or compared.by_kind is None:
-            raise ValueError("plot: no model was found, so nothing was compared; str() has the findings of the probes")
-        names = [kind.name for kind in compared.kinds]
-        series = {
-            title: dict(zip(names, map(float, counts), strict=True)) for title, counts in zip(COUNT_TITLES, compared.by_kind.T, strict=True)
-        }
-        title = f"{self.black_box} and the model inferred for it, {self.op}"
-        note = f"Cases by the way their operands are generated. {compared.wrong_cases:,} of {compared.done:,} cases differ in an output."
-        return dot_plot(names, series, title=title, label="cases", note=note, linear=True)
 
     def __str__(self) -> str:
         target = None if self.comparison is None else self.comparison.left.target

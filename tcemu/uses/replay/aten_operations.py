@@ -252,9 +252,8 @@ def _add(call: Call, sign: float = 1.0) -> Answer:
     dtype, (x, y) = _operands(call, ("self", "other"))
     if alpha in (1, 1.0):
         return Answer((_round(call, _quiet(np.add, x, np.float32(sign) * y), dtype),), "add", IEEE)
-    shape = np.broadcast_shapes(np.shape(x), np.shape(y))
-    widened = [np.broadcast_to(v, shape) for v in (x, y)]  # in f32, as a number is not rounded to the tensor's dtype
-    found = _formula("add", F32, *widened, alpha=sign * float(alpha))
+    # in f32, as a number is not rounded to the tensor's dtype
+    found = _formula("add", F32, *np.broadcast_arrays(x, y), alpha=sign * float(alpha))
     return Answer((_round(call, found, dtype),), "add with alpha, one fma", PAIRS)
 
 
@@ -416,8 +415,7 @@ def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
 def _pointwise(call: Call, name: str) -> Answer:
     """Compute self + value * (tensor1 op tensor2)."""
     dtype, operands = _operands(call, ("self", "tensor1", "tensor2"))
-    shape = np.broadcast_shapes(*(x.shape for x in operands))
-    found = _formula(name, dtype, *(np.broadcast_to(x, shape) for x in operands), value=float(call["value"]))
+    found = _formula(name, dtype, *np.broadcast_arrays(*operands), value=float(call["value"]))
     return Answer((found.astype(call.dtype),), name, SOURCE)
 
 
@@ -425,9 +423,7 @@ def _lerp(call: Call) -> Answer:
     if isinstance(call["weight"], np.ndarray):
         raise NotModelled("lerp: a tensor of weights has no rule; a number has one (replay/aten_operations.py)")
     dtype, operands = _operands(call, ("self", "end"))
-    shape = np.broadcast_shapes(*(x.shape for x in operands))
-    ends = [np.broadcast_to(x, shape) for x in operands]
-    found = _formula("lerp", dtype, *ends, weight=float(np.float32(call["weight"])))
+    found = _formula("lerp", dtype, *np.broadcast_arrays(*operands), weight=float(np.float32(call["weight"])))
     return Answer((found.astype(call.dtype),), "lerp", SOURCE)
 
 
@@ -521,34 +517,25 @@ def _contiguous(call: Call, *operands: np.ndarray) -> None:
         raise NotModelled(f"{call.name}: got an operand that is not contiguous; PyTorch may copy it first (replay/aten_operations.py)")
 
 
-def _softmax(log: bool) -> Callable[[Call], Answer]:
-    def run(call: Call) -> Answer:
-        x = np.ascontiguousarray(call["self"])  # PyTorch copies it too
-        wide = np.float32 if call["half_to_float"] else None
-        found = (
-            _evaluate_rows(softmax.softmax, (x,), -1, log=log, dtype=wide)
-            if x.ndim and call["dim"] % x.ndim == x.ndim - 1
-            else call_by_numpy(softmax.softmax, x, call["dim"], log=log, dtype=wide)
-        )
-        return Answer(
-            (found,), f"{'log_' * log}softmax, {x.shape[call['dim']] if x.ndim else 1} elements along axis {call['dim']}", LENGTHS
-        )
-
-    return run
+def _along_axis(fn: Callable[..., Any], operands: Sequence[np.ndarray], axis: int, **options: Any) -> np.ndarray:
+    ndim = operands[0].ndim
+    if ndim and axis % ndim == ndim - 1:
+        return _evaluate_rows(fn, operands, -1, **options)
+    return call_by_numpy(fn, *operands, axis, **options)
 
 
-def _softmax_backward(log: bool) -> Callable[[Call], Answer]:
-    def run(call: Call) -> Answer:
-        grad, y = (np.ascontiguousarray(call[name]) for name in ("grad_output", "output"))
-        narrow = np.float16 if call.dtype == F16 and y.dtype == F32 else None
-        found = (
-            _evaluate_rows(softmax.softmax_backward, (grad, y), -1, log=log, dtype=narrow)
-            if y.ndim and call["dim"] % y.ndim == y.ndim - 1
-            else call_by_numpy(softmax.softmax_backward, grad, y, call["dim"], log=log, dtype=narrow)
-        )
-        return Answer((found,), f"gradient of {'log_' * log}softmax, {y.shape[call['dim']]} elements", LENGTHS)
+def _softmax(call: Call, log: bool) -> Answer:
+    x = np.ascontiguousarray(call["self"])  # PyTorch copies it too
+    found = _along_axis(softmax.softmax, (x,), call["dim"], log=log, dtype=np.float32 if call["half_to_float"] else None)
+    size = x.shape[call["dim"]] if x.ndim else 1
+    return Answer((found,), f"{'log_' * log}softmax, {size} elements along axis {call['dim']}", LENGTHS)
 
-    return run
+
+def _softmax_backward(call: Call, log: bool) -> Answer:
+    grad, y = (np.ascontiguousarray(call[name]) for name in ("grad_output", "output"))
+    narrow = np.float16 if call.dtype == F16 and y.dtype == F32 else None
+    found = _along_axis(softmax.softmax_backward, (grad, y), call["dim"], log=log, dtype=narrow)
+    return Answer((found,), f"gradient of {'log_' * log}softmax, {y.shape[call['dim']]} elements", LENGTHS)
 
 
 def _norm_axes(call: Call) -> None:
@@ -563,14 +550,6 @@ def _layer_norm(call: Call) -> Answer:
     return Answer(found, f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
 
 
-def _layer_norm_backward(call: Call) -> Answer:
-    _norm_axes(call)
-    operands = tuple(call[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
-    found = call_by_numpy(norms.layer_norm_backward, *operands, gpu=call.gpu)
-    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
-    return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
-
-
 def _rms_norm(call: Call) -> Answer:
     _norm_axes(call)
     x, eps = call["input"], call["eps"]
@@ -578,12 +557,15 @@ def _rms_norm(call: Call) -> Answer:
     return Answer(_evaluate_rows(norms.rms_norm, (x,), call["weight"], eps), f"layer_norm_kernel.cu, {x.shape[-1]} columns", LENGTHS)
 
 
-def _rms_norm_backward(call: Call) -> Answer:
+def _requested(call: Call, found: Sequence[np.ndarray]) -> tuple[np.ndarray | None, ...]:
+    """Return the gradients that the call asks for, and None for the others."""
+    return tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
+
+
+def _norm_backward(call: Call, gradients: Callable[..., Any], names: str) -> Answer:
     _norm_axes(call)
-    operands = tuple(call[name] for name in ("grad_out", "input", "rstd", "weight"))
-    found = call_by_numpy(norms.rms_norm_backward, *operands, gpu=call.gpu)
-    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
-    return Answer(kept, f"layer_norm_kernel.cu, gradients of {operands[1].shape[-1]} columns", LENGTHS)
+    found = call_by_numpy(gradients, *(call[name] for name in names.split()), gpu=call.gpu)
+    return Answer(_requested(call, found), f"layer_norm_kernel.cu, gradients of {call['input'].shape[-1]} columns", LENGTHS)
 
 
 def _check_batch_norm(call: Call, x: np.ndarray) -> None:
@@ -612,8 +594,7 @@ def _batch_norm_backward(call: Call) -> Answer:
     operands = [call[name] if call[name] is None else np.ascontiguousarray(call[name]) for name in names]
     _check_batch_norm(call, operands[1])
     found = call_by_numpy(batch_norms.batch_norm_backward, *operands)
-    kept = tuple(x if wanted else None for x, wanted in zip(found, call["output_mask"], strict=True))
-    return Answer(kept, f"Normalization.cuh, gradients of {operands[1].shape[1]} channels", CENSUS)
+    return Answer(_requested(call, found), f"Normalization.cuh, gradients of {operands[1].shape[1]} channels", CENSUS)
 
 
 # ---- losses, embeddings and cumulative sums
@@ -736,22 +717,11 @@ def _fused_adam(call: Call, decoupled: bool) -> Answer:
 # ---- products
 
 
-def _mm(call: Call) -> Answer:
-    return _product(call, call["self"], call["mat2"])
-
-
-def _addmm(call: Call) -> Answer:
-    _requires(call, beta=1, alpha=1)
-    return _product(call, call["mat1"], call["mat2"], call["self"])
-
-
-def _baddbmm(call: Call) -> Answer:
-    _requires(call, beta=1, alpha=1)
-    return _product(call, call["batch1"], call["batch2"], call["self"])
-
-
-def _product(call: Call, a: np.ndarray, b: np.ndarray, addend: np.ndarray | None = None) -> Answer:
-    """Compute a product by the kernel that cuBLAS takes for its shapes, memory orders and addend."""
+def _product(call: Call, left: str, right: str) -> Answer:
+    """Compute a product, with a `self` that is no factor added, by the kernel that cuBLAS takes for its shapes and memory orders."""
+    a, b, addend = call[left], call[right], None if left == "self" else call["self"]
+    if addend is not None:
+        _requires(call, beta=1, alpha=1)
     if a.dtype not in FLOATS or not a.dtype == b.dtype == call.dtype or (addend is not None and addend.dtype != a.dtype):
         raise NotModelled(f"{call.name}: got {a.dtype}, {b.dtype} to {call.dtype}; known are equal float dtypes (replay/torch_products.py)")
     if addend is not None and addend.ndim != 1:
@@ -882,16 +852,20 @@ OPERATIONS: dict[str, Operation] = {
     "amin": Operation("self, dim=(), keepdim=False", _extreme(-1)),
     "var": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.variance)),
     "std": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.standard_deviation)),
-    "_softmax": Operation("self, dim, half_to_float", _softmax(False)),
-    "_log_softmax": Operation("self, dim, half_to_float", _softmax(True)),
-    "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(False)),
-    "_log_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", _softmax_backward(True)),
+    "_softmax": Operation("self, dim, half_to_float", partial(_softmax, log=False)),
+    "_log_softmax": Operation("self, dim, half_to_float", partial(_softmax, log=True)),
+    "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", partial(_softmax_backward, log=False)),
+    "_log_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", partial(_softmax_backward, log=True)),
     "native_layer_norm": Operation("input, normalized_shape, weight, bias, eps", _layer_norm),
     "native_layer_norm_backward": Operation(
-        "grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask", _layer_norm_backward
+        "grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask",
+        partial(_norm_backward, gradients=norms.layer_norm_backward, names="grad_out input mean rstd weight"),
     ),
     "_fused_rms_norm": Operation("input, normalized_shape, weight, eps", _rms_norm),
-    "_fused_rms_norm_backward": Operation("grad_out, input, normalized_shape, rstd, weight, output_mask", _rms_norm_backward),
+    "_fused_rms_norm_backward": Operation(
+        "grad_out, input, normalized_shape, rstd, weight, output_mask",
+        partial(_norm_backward, gradients=norms.rms_norm_backward, names="grad_out input rstd weight"),
+    ),
     "nll_loss_forward": Operation("self, target, weight, reduction, ignore_index", _nll_loss),
     "nll_loss_backward": Operation(
         "grad_output, self, target, weight, reduction, ignore_index, total_weight", _nll_loss_backward
@@ -946,10 +920,9 @@ OPERATIONS: dict[str, Operation] = {
     **{name: Operation("self, other", _function("self other", evidence=PAIRS)) for name in ("atan2", "fmod", "remainder", "logaddexp")},
     "convolution": Operation("input, weight, bias, stride, padding, dilation, transposed, output_padding, groups", _convolution),
     "_grouped_mm": Operation("self, mat2, offs=None, bias=None, out_dtype=None", _grouped_mm),
-    "mm": Operation("self, mat2", _mm),
-    "bmm": Operation("self, mat2", _mm),
-    "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", _addmm),
-    "baddbmm": Operation("self, batch1, batch2, beta=1, alpha=1", _baddbmm),
+    **{name: Operation("self, mat2", partial(_product, left="self", right="mat2")) for name in ("mm", "bmm")},
+    "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", partial(_product, left="mat1", right="mat2")),
+    "baddbmm": Operation("self, batch1, batch2, beta=1, alpha=1", partial(_product, left="batch1", right="batch2")),
     **{
         name: Operation("self", _function("self"))
         for name in (

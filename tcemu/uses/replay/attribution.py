@@ -20,7 +20,9 @@ import numpy as np
 
 from tcemu.base.errors import NotModelled
 from tcemu.base.intervals import LEVEL
+from tcemu.base.plain_values import to_plain
 from tcemu.base.provenance import Provenance, function_name
+from tcemu.base.records import check_choice, check_positive_integers
 from tcemu.base.results import Result, Table
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import BF16, F16, F32, FORMATS, TF32, Format
@@ -32,8 +34,6 @@ from tcemu.operations.products.library.kernel_recipe import (
     Merge,
     Slices,
     Steps,
-    check_choice,
-    check_positive_integers,
 )
 from tcemu.operations.products.matmul import matmul
 from tcemu.operations.products.recipe_facts import make_provenance
@@ -453,7 +453,7 @@ class Attribution(Result):
         )
         facts = {
             "reported": {name: list(ends) for name, ends in self.reported.items()}, **self.conditions,
-            "intervals": {"differing": RATE_METHOD, "largest": LARGEST_METHOD}, "provenance": self.provenance.to_dict(),
+            "intervals": {"differing": RATE_METHOD, "largest": LARGEST_METHOD}, "provenance": to_plain(self.provenance),
         }  # fmt: skip
         return Table(self._title(), (*columns, "reason"), rows, facts)
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from tcemu.base.records import check_choice
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, BF16, E4M3, E5M2, F16, F32, FORMATS, Format
-from tcemu.operations.products.library.kernel_recipe import SCALES, SCALINGS, Conditions, Epilogue, check_choice
+from tcemu.operations.products.library.kernel_recipe import SCALES, SCALINGS, Conditions, Epilogue
 
 BIAS_FORMATS = (F32, F16, BF16)
 BIAS_SHAPES = ("columns", "outputs")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import BF16, F16, F32
@@ -153,18 +153,18 @@ def shape_features(shape: Shape, sm_count: int) -> dict[str, int]:
 
 
 class ChoiceTree(NamedTuple):
-    """A decision tree from a shape to a kernel choice.
+    """A decision tree from the features of a shape to what is chosen for it.
 
     A node is [feature, threshold, node if below or equal, node if above]. A leaf is [index of a choice, number of proposals], all of which
     were this choice, or [] where they differ.
     """
 
-    choices: list[KernelChoice]
+    choices: list[Any]  # of `KernelChoice`, or of orders by their short names
     root: list
 
-    def find(self, shape: Shape, sm_count: int) -> tuple[KernelChoice, int, str] | None:
-        """Return the choice of a shape, the number of proposals in its leaf, and the path to it; None where proposals differ."""
-        features, node, path = shape_features(shape, sm_count), self.root, {}
+    def find(self, features: dict[str, int]) -> tuple[Any, int, str] | None:
+        """Return the choice in the leaf of a shape, its number of proposals, and the path to it; None where proposals differ."""
+        node, path = self.root, {}
         while len(node) == 4:
             name, threshold, low, high = node
             is_low = features[name] <= threshold

@@ -265,10 +265,7 @@ class ShapePolicy:
         if not (product.is_float and product.is_contraction):
             return None
         try:
-            m, k, n = self._measured_shape(product)
-            recipe = self._recipe((m, n, k))
-            mark = "" if recipe.conditions.probability is None else " PREDICTED"
-            return DotGeneral(recipe, name=f"{self.profile.library} {m} x {n} x {k}{mark}")
+            (m, n, k), recipe = self._find(product)
         except NotModelled as error:
             if self.refuse_missing:
                 raise NotModelled(
@@ -276,28 +273,24 @@ class ShapePolicy:
                     "missing=RECIPE computes it by that recipe, missing='predicted' by a predicted order"
                 ) from None
             return self.missing
+        mark = "" if recipe.conditions.probability is None else " PREDICTED"
+        return DotGeneral(recipe, name=f"{self.profile.library} {m} x {n} x {k}{mark}")
 
     def note(self, product: Product) -> str:
         """Return "" for a product that was measured or predicted, and why it has no order otherwise, for reports."""
         if not (product.is_float and product.is_contraction):
             return "not of real floats, or nothing is summed"
         try:
-            m, k, n = self._measured_shape(product)
-            self._recipe((m, n, k))
+            self._find(product)
         except NotModelled:
             return f"not measured for {self.profile.library}" + ("" if self.min_probability is None else ", and not predicted")
         return ""
 
-    def _recipe(self, shape: Shape) -> KernelRecipe:
-        if self.min_probability is None:
-            return measured_recipe(self.profile, shape)
-        return likely_recipe(self.profile, shape, self.min_probability)
-
-    def _measured_shape(self, product: Product) -> tuple[int, int, int]:
-        """Return M, K and N. The leading axes of A are rows of one product.
+    def _find(self, product: Product) -> tuple[Shape, KernelRecipe]:
+        """Return M, N and K, and the recipe. The leading axes of A are rows of one product.
 
         Raises:
-            NotModelled: The product is of another kind than the profile's, whatever its size.
+            NotModelled: The product is of another kind than the profile's, or its shape has no recipe.
         """
         library, numbers = self.profile.library, product.dimension_numbers
         *rows, k = product.lhs_shape or (0,)
@@ -308,7 +301,9 @@ class ShapePolicy:
         formats = tuple(ARRAY_FORMATS.get(np.dtype(dtype)) for dtype in (product.lhs_dtype, product.rhs_dtype, product.dtype))
         if formats != (recipe.a, recipe.b, recipe.dtype):
             raise NotModelled(f"{library} was measured for {recipe.a} x {recipe.b} -> {recipe.dtype}")
-        return prod(rows), k, product.rhs_shape[1]
+        shape = prod(rows), product.rhs_shape[1], k
+        least = self.min_probability
+        return shape, measured_recipe(self.profile, shape) if least is None else likely_recipe(self.profile, shape, least)
 
     def __repr__(self) -> str:
         predicted = "" if self.min_probability is None else ", predicted=True"

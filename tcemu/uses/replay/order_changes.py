@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tcemu.base.errors import NotModelled
 from tcemu.base.plots import empty_figure
+from tcemu.base.records import check_positive_integers
 from tcemu.base.results import Result, Table
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, check_positive_integers
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, likely_recipe, list_profiles
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.products.library.kernel_recipe import Merge, Slices
-from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, ChoiceTree, KernelChoice, choice_order, nvjet_slices
+from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, ChoiceTree, KernelChoice, choice_order, nvjet_slices, shape_features
 
 RULES_FILE = Path(__file__).parent / "order_rules.json"
 RULES_KIND, RULES_VERSION = "tcemu replay order rules", 2
@@ -125,7 +125,7 @@ LEAF_SIZES = 6, 20, 60  # numbers of proposals in a leaf from which it counts as
 
 def predict_by_tree(tree: ChoiceTree, library: str, shape: Shape, sm_count: int) -> OrderPrediction | None:
     """Predict the order of a product by the choice in a leaf; None for vectors and K = 1, and without a choice whose order is known."""
-    found = tree.find(shape, sm_count) if min(shape) > 1 else None
+    found = tree.find(shape_features(shape, sm_count)) if min(shape) > 1 else None
     order = choice_order(library, shape[2], found[0]) if found else None
     if found is None or order is None:
         return None

@@ -39,7 +39,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
 from tcemu.operations.products.library.kernel_matmul import Floats, KernelOperands, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
-from tcemu.uses.replay.kernel_choices import STAGE_TILES
+from tcemu.uses.replay.kernel_choices import STAGE_TILES, ChoiceTree
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
 
@@ -80,29 +80,12 @@ class ProductChoice(NamedTuple):
 # ---- the rules that are shipped
 
 
-class FormTree(NamedTuple):
-    """A decision tree from a shape to the order of a kernel.
-
-    A node is [feature, threshold, node if below or equal, node if above], a leaf [index of an order, number of proposals] or [].
-    """
-
-    orders: list[list[Any]]
-    root: list
-
-    def find(self, features: dict[str, int]) -> tuple[list[Any], int] | None:
-        """Return the order in the leaf of a shape and its number of proposals; None where proposals differ."""
-        node = self.root
-        while len(node) == 4:
-            node = node[2] if features[node[0]] <= node[1] else node[3]
-        return (self.orders[node[0]], node[1]) if node else None
-
-
 class ProductRules(NamedTuple):
     """The contents of `torch_product_rules.json.xz`."""
 
     gpu: str
     sm_count: int
-    forms: dict[str, FormTree]  # by `form_name`
+    forms: dict[str, ChoiceTree]  # by `form_name`, of orders by their short names
     counts: dict[str, RuleCount]  # by form, kind of order and size of the leaf, on shapes that no tree was fitted on
 
 
@@ -110,7 +93,7 @@ class ProductRules(NamedTuple):
 def product_rules() -> ProductRules:
     """Read the rules of this package."""
     data = check_saved("rules", decompress_json(RULES_FILE.read_bytes()), RULES_KIND, RULES_VERSION, RULES_FIELDS)
-    forms = {name: FormTree(*tree) for name, tree in data["forms"].items()}
+    forms = {name: ChoiceTree(*tree) for name, tree in data["forms"].items()}
     return ProductRules(data["gpu"], data["sm_count"], forms, {name: RuleCount(*count) for name, count in data["counts"].items()})
 
 
@@ -316,7 +299,7 @@ def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     found = rules.forms[form].find(product_features(call, rules.sm_count))
     if found is None:
         return None
-    order, proposals = found
+    order, proposals, _ = found
     count = rules.counts.get(leaf_rule(form, order[0], proposals), RuleCount(0, 0))
     why = f"cuBLASLt proposed this order for all {proposals} shapes of a leaf of the tree {form!r}"
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu)

@@ -14,17 +14,11 @@ from tcemu.engine.backends.native.native_statement import launch_cases, program_
 from tcemu.engine.backends.native.units import gpu_target
 from tcemu.engine.backends.product_requests import StatementLaunch
 from tcemu.engine.instructions.mma import bind_mma
-from tcemu.engine.instructions.movers import bind_ldmatrix, bind_movmatrix, bind_stmatrix
-from tcemu.engine.instructions.statement_operands import (
-    mma_launch,
-    mover_launch,
-    movmatrix_launch,
-    wgmma_launch,
-    wmma_memory_launch,
-    wmma_mma_launch,
-)
+from tcemu.engine.instructions.movers import bind_mover
+from tcemu.engine.instructions.operand_checks import check_registers
+from tcemu.engine.instructions.statement_operands import mma_launch, mover_launch, wgmma_launch, wmma_memory_launch
 from tcemu.engine.instructions.wgmma import bind_wgmma
-from tcemu.engine.instructions.wmma import bind_wmma_load, bind_wmma_mma, bind_wmma_store, memory_lines
+from tcemu.engine.instructions.wmma import bind_wmma_memory, bind_wmma_mma, memory_lines
 from tcemu.engine.isa.families import Instruction, MatrixMultiply, Mover, WmmaMemory
 from tcemu.engine.isa.grammar import parse
 from tcemu.engine.isa.legality import check
@@ -78,28 +72,12 @@ def _mma(op: MatrixMultiply, *operands: ArrayLike, **keywords: Any) -> Statement
     return mma_launch(op, bind_mma(op, *operands, **keywords), keywords.get("selector"), **chosen)
 
 
-def _wmma_mma(op: Instruction, *operands: ArrayLike) -> StatementLaunch:
-    return wmma_mma_launch(op, bind_wmma_mma(op, *operands))
+def _wmma_memory(op: WmmaMemory, *operands: ArrayLike, **place: Any) -> StatementLaunch:
+    return wmma_memory_launch(op, memory_lines(op), bind_wmma_memory(op, *operands, **place), place.get("offset", 0), place.get("stride"))
 
 
-def _wmma_load(op: WmmaMemory, *operands: ArrayLike, **place: Any) -> StatementLaunch:
-    return wmma_memory_launch(op, memory_lines(op), bind_wmma_load(op, *operands, **place), place.get("offset", 0), place.get("stride"))
-
-
-def _wmma_store(op: WmmaMemory, *operands: ArrayLike, **place: Any) -> StatementLaunch:
-    return wmma_memory_launch(op, memory_lines(op), bind_wmma_store(op, *operands, **place), place.get("offset", 0), place.get("stride"))
-
-
-def _ldmatrix(op: Mover, *operands: ArrayLike) -> StatementLaunch:
-    return mover_launch(op, bind_ldmatrix(op, *operands, every_lane=True))
-
-
-def _stmatrix(op: Mover, *operands: ArrayLike) -> StatementLaunch:
-    return mover_launch(op, bind_stmatrix(op, *operands, every_lane=True))
-
-
-def _movmatrix(op: Instruction, *operands: ArrayLike) -> StatementLaunch:
-    return movmatrix_launch(op, bind_movmatrix(op, *operands))
+def _mover(op: Mover, *operands: ArrayLike) -> StatementLaunch:
+    return mover_launch(op, bind_mover(op, *operands, every_lane=True))
 
 
 def _wgmma(op: MatrixMultiply, *operands: Any, **keywords: Any) -> StatementLaunch:
@@ -107,6 +85,11 @@ def _wgmma(op: MatrixMultiply, *operands: Any, **keywords: Any) -> StatementLaun
 
 
 LAUNCHES: dict[str, Callable[..., StatementLaunch]] = {
-    "mma": _mma, "mma.sp": _mma, "wmma.load": _wmma_load, "wmma.mma": _wmma_mma, "wmma.store": _wmma_store,
-    "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "movmatrix": _movmatrix, "wgmma": _wgmma, "wgmma.sp": _wgmma,
+    "mma": _mma, "mma.sp": _mma, "wgmma": _wgmma, "wgmma.sp": _wgmma,
+    "wmma.load": lambda op, memory, **place: _wmma_memory(op, memory, **place),
+    "wmma.store": lambda op, memory, fragment, **place: _wmma_memory(op, memory, fragment, **place),
+    "wmma.mma": lambda op, a, b, c: StatementLaunch(0, {}, bind_wmma_mma(op, a, b, c)._asdict()),
+    "ldmatrix": lambda op, shared, address: _mover(op, shared, address),
+    "stmatrix": lambda op, shared, address, registers: _mover(op, shared, address, registers),
+    "movmatrix": lambda op, registers: StatementLaunch(0, {}, {"a": check_registers(op, "a", registers, "registers")}),
 }  # fmt: skip

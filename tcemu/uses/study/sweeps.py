@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import groupby, product
 from math import prod
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,11 @@ from jax.typing import ArrayLike
 
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.intervals import INTERVAL_METHOD, mean_interval
+from tcemu.base.plain_values import Codecs, from_plain, to_plain
 from tcemu.base.plots import dot_plot, line_plot
 from tcemu.base.progress import interactive_line
 from tcemu.base.provenance import Provenance, describe_arrays, function_name
-from tcemu.base.results import Result, Table, check_type, read_float, read_result
+from tcemu.base.results import SavedResult, Table
 from tcemu.base.saved_files import DamagedFile
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.engine.arithmetic.model import LIMITS, ROUNDING_FIELDS, ROUNDING_MODES, Model
@@ -213,12 +214,8 @@ def _exact_result(exact: str | Callable, group: PointGroup, operands: tuple[Any,
     return Reference.from_arrays(a, b, None).compute_rows(0, a.shape[-2])[0]
 
 
-SWEEP_KIND, SWEEP_VERSION = "tcemu sweep", 1
-SWEEP_MEMBERS = ("title", "programs", "provenance", "axes", "measures", "seeds", "facts", "records")
-
-
 @dataclass(frozen=True, repr=False)
-class Sweep(Result):
+class Sweep(SavedResult):
     """The results of a sweep, with a row for each point of the grid and each seed.
 
     str() is a table of means over the seeds, `plot()` a picture, `records()` is what pandas takes, `summary()` has means and intervals over
@@ -233,6 +230,8 @@ class Sweep(Result):
         facts: For each row, the values of `RECIPE_COLUMNS`: GPU, instruction, changes of the arithmetic, evidence.
         provenance: Versions, the evidence of each arithmetic, and the distribution of the operands.
     """
+
+    saved_as = "tcemu sweep", 2
 
     axes: dict[str, tuple[Any, ...]]
     measures: tuple[str, ...]
@@ -264,7 +263,7 @@ class Sweep(Result):
     def table(self) -> Table:
         """Return a table with a row for each point and seed."""
         rows = tuple((*row, *self._row_facts(number)) for number, row in enumerate(self.rows))
-        facts = {"programs": self.programs, "provenance": self.provenance.to_dict()}
+        facts = {"programs": self.programs, "provenance": to_plain(self.provenance)}
         return Table(repr(self)[1:-1], (*self.column_names, *self.fact_columns), rows, facts)
 
     def summary(self) -> Table:
@@ -283,49 +282,16 @@ class Sweep(Result):
         heads = (*self.axes, "error", "seeds", "mean", "low", "high", "deviation", *self.fact_columns)
         return Table(f"Means of {repr(self)[1:-1]}", heads, tuple(rows), {"interval": INTERVAL_METHOD})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the title, the axes, the provenance and the records as plain values."""
-        plain = self.table().to_dict()
-        records = plain.pop("records")
-        plain |= {"axes": {name: list(values) for name, values in self.axes.items()}, "measures": list(self.measures)}
-        plain |= {"seeds": list(self.seeds), "facts": [list(row) for row in self.facts], "records": records}
-        return {"kind": SWEEP_KIND, "version": SWEEP_VERSION, **plain}
-
     @classmethod
-    def from_json(cls, text: str) -> Sweep:
-        """Read the sweep of `to_json`.
-
-        Args:
-            text: JSON text. It is not trusted: unknown names are rejected, and records must agree with the axes.
-
-        Returns:
-            A sweep that equals the saved one. Values of an axis that JSON has no number for, such as infinities, are texts.
-
-        Raises:
-            ValueError: The text is no sweep of this version of the format.
-        """
-        return read_result(text, SWEEP_KIND, SWEEP_VERSION, SWEEP_MEMBERS, cls._from_members)
-
-    @classmethod
-    def _from_members(cls, data: dict[str, Any]) -> Sweep:
-        axes = {name: tuple(check_type(name, values, list)) for name, values in data["axes"].items()}
-        measures = tuple(check_type("measures", name, str) for name in data["measures"])
-        rows = []
-        for record in data["records"]:
-            labels = [record[name] for name in axes]
-            errors = [check_type(name, read_float(record[name]), float) for name in measures]
-            seed, not_finite = (check_type(name, record[name], int) for name in ("seed", "not_finite"))
-            rows.append((*labels, seed, *errors, not_finite))
-        if len(data["facts"]) not in (0, len(rows)) or any(
-            len(check_type("facts", row, list)) != len(RECIPE_COLUMNS) for row in data["facts"]
-        ):
-            raise DamagedFile(f"facts: expected none, or {len(RECIPE_COLUMNS)} values for each record")
-        facts = tuple(tuple(value if value is None else check_type("facts", value, str) for value in row) for row in data["facts"])
-        seeds = tuple(check_type("seeds", seed, int) for seed in data["seeds"])
-        if [row[: len(axes) + 1] for row in rows] != [(*labels, seed) for labels in product(*axes.values()) for seed in sorted(seeds)]:
-            raise DamagedFile("records: expected one for each point of the axes and each seed, in this order")
-        programs = check_type("programs", data["programs"], int)
-        return cls(axes, measures, seeds, tuple(rows), programs, facts, Provenance.from_dict(data["provenance"]))
+    def from_members(cls, data: dict[str, Any], codecs: Codecs | None = None) -> Self:
+        found = super().from_members(data, codecs)
+        count, kinds = len(found.axes), (int, *[float] * len(found.measures), int)
+        rows = [(*row[:count], *from_plain("rows", tuple[kinds], list(row[count:]))) for row in found.rows]
+        if [row[: count + 1] for row in rows] != [(*at, seed) for at in product(*found.axes.values()) for seed in sorted(found.seeds)]:
+            raise DamagedFile("rows: expected one for each point of the axes and each seed, in this order")
+        if len(found.facts) not in (0, len(rows)) or any(len(row) != len(RECIPE_COLUMNS) for row in found.facts):
+            raise DamagedFile(f"facts: expected none, or {len(RECIPE_COLUMNS)} values for each row")
+        return replace(found, rows=tuple(rows))
 
     def column(self, name: str, **at: Any) -> tuple[Any, ...]:
         """Return the values of one column in the rows whose axes have given values, as column("normwise", fraction_bits=13).

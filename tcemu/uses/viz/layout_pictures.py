@@ -1,7 +1,7 @@
 """Pictures of the operands of an instruction, drawn from the rows of `tcemu.layouts`.
 
 A register operand shows the lane and the element of each place of its matrix. An operand that wgmma reads through a descriptor shows the
-places of its elements in shared memory: one atom of every canonical layout.
+places of its elements in shared memory: one atom of every canonical layout. D of tcgen05 shows its rows and columns in tensor memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tcemu.engine.isa.operand_fragments import register_fragments
 from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Product
 from tcemu.engine.layouts.fragment_layouts import Fragment
 from tcemu.engine.layouts.packing import container
-from tcemu.engine.layouts.shared_memory import ATOM_LINES, CANONICAL, SECTION, UNIT, SharedLayout
+from tcemu.engine.layouts.shared_memory import ATOM_LINES, SECTION, SWIZZLE_BYTES, UNIT, SharedLayout
+from tcemu.engine.layouts.tensor_memory import LANES as TENSOR_MEMORY_LANES
+from tcemu.engine.layouts.tensor_memory import accumulator_cells, accumulator_layout
 from tcemu.uses.viz.svg_drawing import (
     GRID_GAP,
     PAGE_WIDTH,
@@ -34,7 +36,6 @@ from tcemu.uses.viz.svg_drawing import (
     stack_blocks,
     svg_document,
 )
-from tcemu.uses.viz.tensor_memory_pictures import accumulator_picture
 
 DESCRIPTOR_MATRICES = {"a_desc": "a", "b_desc": "b"}  # matrix of each descriptor operand
 BANK_ROW_BYTES = 128  # bytes of one word in each of the 32 banks; the swizzle depends on the index of such a row
@@ -46,6 +47,8 @@ HEADING_MARGIN = 64  # pixels of a page for headings
 METADATA_OPERANDS = ("e", "sp_meta")
 METADATA_SELECTORS = {"e": "f", "sp_meta": "sp_sel"}  # operand that selects the metadata. 9.7.14.6.3, 9.7.15.6.3
 EXAMPLE_LANE = 5  # lane of the example in legends
+LANE_BLOCK = 16  # lanes of one drawn cell: the largest unit that every layout keeps together
+COLUMN_BLOCKS = 8  # drawn cells along the columns, at most
 MATRIX_DESCRIPTIONS = {"a": "A, M x K", "b": "B, K x N", "c": "C, M x N", "d": "D, M x N"}
 
 
@@ -129,7 +132,7 @@ def page(op: str | Instruction, lane: int | None = None) -> str:
 def atom_grids(op: Instruction, name: str) -> Iterator[list[Grid]]:
     """Yield, for each major that the operand may have, a grid for each canonical layout; a cell is 16 bytes."""
     for major in ("k", "mn") if f"imm_trans_{DESCRIPTOR_MATRICES[name]}" in op.operands else ("k",):
-        yield [_atom_grid(op, name, major, swizzle) for swizzle in sorted(row.swizzle for row in CANONICAL if row.major == major)]
+        yield [_atom_grid(op, name, major, swizzle) for swizzle in sorted(SWIZZLE_BYTES)]
 
 
 def _atom_grid(op: Instruction, name: str, major: str, swizzle: int) -> Grid:
@@ -177,6 +180,36 @@ def _matrix_format(op: Instruction, name: str) -> Format:
     return op.operand_format(DESCRIPTOR_MATRICES[name])
 
 
+# ---- D in tensor memory
+
+
+def _accumulator_picture(op: Tcgen05Product) -> Block:
+    """Draw where D lies: for each CTA the lanes from top to bottom, the columns from left to right."""
+    layout = accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse)
+    cells = accumulator_cells(layout, op.n)
+    used = op.n // layout.parts
+    width = max(1, used // COLUMN_BLOCKS)
+    # the row and the column of D in each cell of a CTA; -1 where nothing of D lies
+    r, c = np.full((2, op.cta_group, TENSOR_MEMORY_LANES, used), -1)
+    rows, columns = np.indices((op.m, op.n))
+    r[cells.cta, cells.lane, cells.column], c[cells.cta, cells.lane, cells.column] = rows, columns
+    grids = []
+    for cta in range(op.cta_group):
+        drawn = []
+        for i, j in np.ndindex(TENSOR_MEMORY_LANES // LANE_BLOCK, -(-used // width)):
+            block = np.s_[cta, i * LANE_BLOCK : (i + 1) * LANE_BLOCK, j * width : (j + 1) * width]
+            if (r[block] < 0).any():
+                continue
+            text = (f"m {r[block].min()}-{r[block].max()}", f"n {c[block].min()}-{c[block].max()}")
+            drawn.append(Cell(i, j, frozenset(), int(r[block].min()) // LANE_BLOCK % 32, text))
+        lanes = tuple(f"lanes {i}-{i + LANE_BLOCK - 1}" for i in range(0, TENSOR_MEMORY_LANES, LANE_BLOCK))
+        heads = tuple(str(j) if width == 1 else f"{j}-{min(j + width, used) - 1}" for j in range(0, used, width))
+        title = "D in tensor memory" + (f", CTA {cta} of the pair" if op.cta_group == 2 else "")
+        grids.append(Grid(title, lanes, heads, tuple(drawn)))
+    legend = [f"Layout {layout.name}. m: rows of D, n: columns. Columns of tensor memory count from D's address.", "PTX ISA 9.7.16.10.5"]
+    return stack_blocks([draw_paragraph(legend), *map(draw_grid, grids)], 12)
+
+
 # ---- register operands
 
 
@@ -218,9 +251,9 @@ def _headline(op: Instruction, lane: int | None, names: tuple[str, ...]) -> Bloc
 
 
 def _operand_block(op: Instruction, name: str, lane: int | None) -> Block:
-    if isinstance(op, Tcgen05Product):
-        return accumulator_picture(op)
     """Draw an operand's grids below its name and legend."""
+    if isinstance(op, Tcgen05Product):
+        return _accumulator_picture(op)
     if name in DESCRIPTOR_MATRICES:
         groups = list(atom_grids(op, name))
         description, lines = describe_atoms(op, name), atom_legend(groups[0][-1].cells[-1])

@@ -13,7 +13,7 @@ import tcemu
 from tcemu.engine.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
 from tcemu.engine.backends import elementwise, quotients
 from tcemu.engine.backends.elementwise_request import EVERY, ElementwiseRequest, ScaleRequest
-from tcemu.engine.backends.llvm import elementwise_programs, machine_code, xla_call
+from tcemu.engine.backends.llvm import llvm_programs, machine_code, xla_call
 from tcemu.formats import BF16, E4M3, F16, F32, UE4M3, convert
 from tcemu.operations.quantize import scaled_elements
 from tcemu.operations.quantize.quantizer import Scheme, quantize
@@ -38,7 +38,7 @@ def mismatches(got, expected):
 
 def run_alone(request, x, scales=None, target=None):
     """The kernel's functions, called without XLA, for a target that this machine executes too."""
-    kernel = elementwise_programs.build_kernel(request, target)
+    kernel = llvm_programs.elementwise_kernel(request, target)
     binary = machine_code.compile_text(kernel.text, str(target or machine_code.host_target()))
     code = machine_code.load_functions(binary, ["elements_tasks", "elements_task"])
     memory = np.full(x.size + 2 * EDGE, GUARD, request.target.dtype)

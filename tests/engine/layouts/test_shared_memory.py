@@ -13,7 +13,6 @@ from support.sampling import sample_cases
 from tensor_layouts import Layout, Swizzle
 
 import tcemu
-from tcemu.engine.layouts import shared_memory
 from tcemu.engine.layouts.shared_memory import (
     SWIZZLE_BYTES,
     SharedLayout,
@@ -310,10 +309,3 @@ def test_bad_layouts_and_matrices_are_explained():
         tcemu.layouts.from_shared(np.zeros(512, np.int32), layout)
     with error_message(ValueError, "memory: got a single uint32"):
         tcemu.layouts.to_shared(np.zeros((16, 64), np.uint16), layout, np.uint32(0))
-
-
-def test_the_table_names_every_mode_and_major_once():
-    assert sorted((row.major, row.swizzle) for row in shared_memory.CANONICAL) == sorted(CANONICAL)
-    assert (
-        {row.next_lines for row in shared_memory.CANONICAL} == {row.next_atom for row in shared_memory.CANONICAL} == {"leading", "stride"}
-    )

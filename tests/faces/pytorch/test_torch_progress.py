@@ -20,9 +20,9 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def run_step(monkeypatch):
     """A step of an emulated layer, with its gradients, that returns what it writes to a stream in the place of stderr."""
-    from tcemu.faces.torch import compile_progress, operators
+    from tcemu.faces.torch import operators
 
-    monkeypatch.setattr(operators, "compile_progress", compile_progress.CompileProgress())
+    monkeypatch.setattr(operators, "compile_progress", operators.CompileProgress())
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(5, 7, bias=False), torch.randn(3, 5)
 
@@ -50,9 +50,9 @@ def test_a_terminal_shows_each_program_while_it_compiles(run_step):
 def test_a_notebook_shows_long_compilations_alone(run_step, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     assert run_step(io.StringIO()) == ""
-    from tcemu.faces.torch import compile_progress, operators
+    from tcemu.faces.torch import operators
 
-    monkeypatch.setattr(operators, "compile_progress", slow := compile_progress.CompileProgress(seconds=progress.REPORT_INTERVAL + 4.6))
+    monkeypatch.setattr(operators, "compile_progress", slow := operators.CompileProgress(seconds=progress.REPORT_INTERVAL + 4.6))
     (line,) = run_step(io.StringIO()).splitlines()  # the next line comes ten seconds later
     assert line == "tcemu.torch: compiles program 1, matmul of float32[3, 5] · float32[5, 7]; 15 s so far"
     assert slow.last_report > progress.REPORT_INTERVAL

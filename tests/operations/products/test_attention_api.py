@@ -282,7 +282,7 @@ WRONG = {
     "blocks of scales": (lambda q, k, v: ATTENTION(q, k, v, recipe="deepseek", flash=SHORT), "are of 128 keys"),
     "two promotions": (lambda q, k, v: ATTENTION(q, k, v, recipe="deepseek", flash=Flash(promote=256)), "so that nothing is chained"),
     "block": (lambda q, k, v: Flash(block_k=12), "expected a multiple of 8"),
-    "no block": (lambda q, k, v: Flash(block_q=0), "expected a number of rows"),
+    "no block": (lambda q, k, v: Flash(block_q=0), "expected an integer of 1 or more"),
     "promotion": (lambda q, k, v: Flash(promote=64), "expected a multiple of block_k=128"),
     "p_scale": (lambda q, k, v: Flash(p_scale=0), "expected a positive number"),
     "scales": (lambda q, k, v: Flash(scales="row"), "expected one of tensor, head, block"),

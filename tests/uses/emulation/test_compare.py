@@ -18,7 +18,6 @@ from tcemu.uses.emulation.compare import measure_sensitivity
 from tcemu.uses.emulation.decisions import decide
 from tcemu.uses.emulation.emulate import trace_call as traced_call
 from tcemu.uses.emulation.product_errors import count_out_of_range, quantize_operands
-from tcemu.viz import plot
 
 MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
 PLAIN = tcemu.Recipe(MMA, "sm_90a", name="e4m3")
@@ -307,7 +306,7 @@ def test_a_table_with_every_column_is_not_too_wide():
 
 def test_the_picture(found, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install -e '.[viz]')")
-    figure = plot(found)
+    figure = found.plot()
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == [recipe.name for recipe in POLICIES]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["scan/matmul/dot_general", "ij,kj->ik/dot_general"]

@@ -260,7 +260,7 @@ def test_parameters_by_position_name_path_and_function():
     one = roles(fn, X, tree, parameters="deep/*")
     assert one == [both[0], (("activation", "activation"), ())]
     assert roles(lambda x, w: x @ w, X, W.T, parameters="w") == [(ACTIVATION_WEIGHT, ("w",))]
-    with pytest.raises(ValueError, match=r"parameters='weight' fits no array of this call; they are x, deep/kernel, other"):
+    with pytest.raises(ValueError, match=r"parameters='weight' matches no array of this call; its arrays are x, deep/kernel, other"):
         tcemu.emulate(fn, BF16, parameters="weight")(X, tree)
 
 

@@ -210,7 +210,7 @@ HOSTILE_FUNCTIONS = (
     (saved_softmax(block=True), "block=True"),
     (saved_softmax(sums=None), "kernel.sums: got None"),
     (saved_softmax(warps=3), "warps=3"),
-    (saved_softmax(warps=[1]), "warps="),
+    (saved_softmax(warps=[1]), "sums.warps: got"),
     (saved_softmax(reversed_pairs=""), "reversed_pairs: got ; expected a list"),
     (saved_softmax(reversed_pairs=[-1]), "reversed_pairs="),
     (saved_softmax(more=1), "unknown"),

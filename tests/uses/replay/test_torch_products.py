@@ -18,8 +18,8 @@ import pytest
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct, order_of_kernels
+from tcemu.uses.replay.kernel_choices import ChoiceTree
 from tcemu.uses.replay.torch_products import (
-    FormTree,
     choose_kernel,
     form_name,
     matmul,
@@ -226,8 +226,8 @@ def test_what_nobody_observed_is_refused():
 
 def test_a_tree_answers_by_its_leaves():
     call = TorchProduct("float32", 8, 64, 8)
-    tree = FormTree([["fma"]], ["M", 8, [0, 20], []])
-    assert tree.find(product_features(call, 132)) == (["fma"], 20)
+    tree = ChoiceTree([["fma"]], ["M", 8, [0, 20], []])
+    assert tree.find(product_features(call, 132)) == (["fma"], 20, "M <= 8")
     assert tree.find(product_features(call._replace(m=9), 132)) is None
     assert form_name(call._replace(addend="columns")) == "f32-rr-bias" and all(
         name.split("-")[0] in DTYPES for name in product_rules().forms

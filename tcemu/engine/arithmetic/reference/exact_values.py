@@ -28,7 +28,6 @@ class DecodedCode:
 
 
 def power_of_two(exponent: int) -> Fraction:
-    """Return 2^exponent."""
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 

@@ -96,12 +96,10 @@ class Step:
 
     @property
     def value(self) -> Value:
-        """The value of the result."""
         return decode(self.fmt, self.result).value
 
     @property
     def result_last_bit(self) -> int:
-        """The exponent of the last bit of the result."""
         dropped = 0 if self.result_bits is None else self.fmt.mantissa_bits - self.result_bits
         return leading_exponent(ulp(self.fmt, self.exact_sum or Fraction(0))) + dropped
 
@@ -257,7 +255,6 @@ class Reduction:
         return running._replace(code=flush(self.model.result, running.code, self.model.flush))
 
     def accumulator_term(self, running: Accumulator) -> Term:
-        """Return C or the running value as a term."""
         decoded = decode(self.model.result, running.code)
         present = decoded.finite and decoded.value != 0
         return Term(running.name, decoded.value, code=running.code, exponent=decoded.exponent if present else None)
@@ -523,7 +520,6 @@ def overflowed_term(term: Term) -> Term:
 
 
 def round_down(value: Fraction, last_bit: int) -> Fraction:
-    """Round down to a multiple of 2^last_bit."""
     return floor(value / power_of_two(last_bit)) * power_of_two(last_bit)
 
 
@@ -553,7 +549,6 @@ def special_sum(terms: Sequence[Term]) -> tuple[str, str | None]:
 
 
 def nan_reason(term: Term) -> str:
-    """Explain why a term is NaN."""
     for product in term.products:
         for letter, scale in zip("AB", product.scales or (), strict=False):
             if not scale.finite:

@@ -245,7 +245,6 @@ def lowest_bit(form: AnchoredForm, fmt: Format, x: MarkedFactor[V], top: V) -> V
 
 
 def sign_byte(x: MarkedFactor[V]) -> V:
-    """The byte of a factor's sign."""
     return (takes_part(x) & (x.significand < 0)).select(x.significand.constant(BYTE), 0)
 
 

@@ -69,7 +69,6 @@ def sign_bit(fmt: Format) -> int:
 
 
 def exponent_field(fmt: Format, code: V) -> V:
-    """The exponent field of a code."""
     return (code >> fmt.mantissa_bits) & ((1 << fmt.exponent_bits) - 1)
 
 

@@ -175,7 +175,6 @@ class BoundedForm(NamedTuple):
 
     @property
     def truncates_by_addition(self) -> bool:
-        """True if `bounded.truncate_by_addition` serves."""
         product_bits = self.a.mantissa_bits + self.b.mantissa_bits + 2
         return self.is_narrow and self.spare_bits >= product_bits and self.terms < min(1 << self.spare_bits, 1 << 8)
 
@@ -274,7 +273,6 @@ class GroupedForm(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of a step."""
         return self.numbers.terms // self.numbers.summed
 
     @property
@@ -465,7 +463,6 @@ class AnchoredForm(NamedTuple):
 
     @property
     def fields(self) -> int:
-        """The bits of the exponent in a float's upper word."""
         return (2 * self.bias + 1) << self.field
 
     def can_repeat_products(self, own_bits: int) -> bool:

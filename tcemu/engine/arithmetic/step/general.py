@@ -47,7 +47,6 @@ def align_integer(size: V, sign: V, stored: int, distance: V, fraction_bits: int
 
 
 def align_signed(term: V, stored: int, distance: V, fraction_bits: int, alignment: str, lane: Lane) -> V:
-    """`align_integer` of a signed term."""
     sign, size, _ = take_sign(term)
     return align_integer(size, sign, stored, distance, fraction_bits, alignment, lane)
 

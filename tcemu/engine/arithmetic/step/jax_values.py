@@ -58,8 +58,6 @@ PAIRS = {  # operations on integers of two words
 
 
 class JaxValue(Value):
-    """An array as a lane value."""
-
     keeps_subnormals = False
 
     def __init__(self, raw: Any, lane: Lane) -> None:
@@ -116,15 +114,12 @@ def integers(words: ArrayLike) -> JaxValue:
 
 
 def floats(values: ArrayLike) -> JaxValue:
-    """Returns an array of f32 as values."""
     return JaxValue(values, F32)
 
 
 def conditions(values: ArrayLike) -> JaxValue:
-    """Returns an array of bool as conditions."""
     return JaxValue(values, BOOL)
 
 
 def codes_of(value: JaxValue) -> Array:
-    """Returns i32 values as uint32 codes."""
     return lax.bitcast_convert_type(jnp.asarray(value.raw), jnp.uint32)

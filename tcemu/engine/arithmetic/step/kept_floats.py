@@ -42,8 +42,6 @@ FAR_BELOW, FAR_ABOVE, MOVED = -64, 100, 64  # exponents of steps from which fact
 
 
 class FloatFactor(NamedTuple, Generic[V]):
-    """A factor as words."""
-
     word: V  # code of the f32
     exponent: V  # with `exponent_offset`; at most 0 for a zero
 

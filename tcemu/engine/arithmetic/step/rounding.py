@@ -30,7 +30,6 @@ def with_sign(size: V, sign: V) -> V:
 
 
 def take_sign(total: V) -> Magnitude[V]:
-    """The sign and the magnitude of a signed number."""
     sign = total.shift_right_signed(total.lane.bits - 1)
     return Magnitude(sign, with_sign(total, sign))
 

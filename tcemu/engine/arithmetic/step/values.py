@@ -126,7 +126,6 @@ class Value(ABC):
         return self._binary("lshr", other)
 
     def shift_right_signed(self, other: Any) -> Self:
-        """x >> other, the sign shifted in."""
         return self._binary("ashr", other)
 
     def shift_right_any(self, other: Any) -> Self:
@@ -170,11 +169,9 @@ class Value(ABC):
         return self._binary("min", other)
 
     def bits(self) -> Self:
-        """The bits of a float as an integer."""
         return self.apply("bits", Lane("int", self.lane.bits))
 
     def as_float(self) -> Self:
-        """The float with these bits."""
         return self.apply("float", Lane("float", self.lane.bits))
 
     def resize(self, lane: Lane, signed: bool = True) -> Self:
@@ -196,7 +193,6 @@ class Value(ABC):
         return self.apply("clz", self.lane)
 
     def widen(self) -> Self:
-        """An f32 as an f64."""
         return self.apply("fpext", F64)
 
     def narrow(self, rounding: str) -> Self:
@@ -220,7 +216,6 @@ class Value(ABC):
         return self.apply("muladd", self.lane, self._match(y), self._match(z))
 
     def never(self) -> Self:
-        """A condition that does not hold."""
         return self.constant(0, BOOL)
 
 

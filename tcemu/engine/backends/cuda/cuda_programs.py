@@ -14,8 +14,7 @@ from tcemu.engine.backends.batched_calls import require_known_sizes
 from tcemu.engine.backends.cuda import xla_launch
 from tcemu.engine.backends.cuda.matrix_kernels import MatrixKernels, find_matrix_kernels, multiply_by_kernels
 from tcemu.engine.backends.cuda.register_kernel import RegisterKernel, find_register_kernel, multiply_by_register_kernel
-from tcemu.engine.backends.product_requests import MatrixProduct, Program, PromotedOperands, PromotedProduct, RegisterProduct
-from tcemu.engine.backends.register_operands import WarpOperands
+from tcemu.engine.backends.product_requests import MatrixProduct, Program, PromotedOperands, PromotedProduct, RegisterProduct, WarpOperands
 from tcemu.engine.formats.coding import recode
 from tcemu.engine.isa.families import Instruction
 

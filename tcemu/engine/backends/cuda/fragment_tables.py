@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tcemu.engine.arithmetic.step import forms
 from tcemu.engine.arithmetic.step.forms import StepNumbers
-from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
+from tcemu.engine.backends.product_requests import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.layouts.fragment_layouts import LANES, Fragment
 
@@ -102,8 +102,6 @@ def _apart(warp: WarpOperands) -> int:
 
 
 class TablePlan(NamedTuple):
-    """The tables of a kernel."""
-
     floats: bool  # factors are kept as f32: see `as_floats`
     forms: dict[str, BitSum]  # by the names that they have in the text
     selected: dict[str, tuple[int, ...]]  # what the value of each selector is multiplied by, and then added
@@ -113,7 +111,6 @@ class TablePlan(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
         return min(MOST_WARPS, 1 << (MOST_WORDS // self.shared.words).bit_length() >> 1)
 
 

@@ -53,7 +53,6 @@ class TileNumbers(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps_down * self.warps_across
 
     @property

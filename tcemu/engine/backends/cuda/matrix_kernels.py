@@ -43,7 +43,6 @@ class MatrixKernels(NamedTuple):
 
     @property
     def result_format(self) -> Format:
-        """Format of D."""
         return F32 if self.numbers.promoted else self.spec.d
 
     @property

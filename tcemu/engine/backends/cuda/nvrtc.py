@@ -42,8 +42,6 @@ def version() -> tuple[int, int]:
 
 
 class CompiledText(NamedTuple):
-    """The result of a compilation by NVRTC."""
-
     code: bytes  # machine code, or PTX
     lowered_names: dict[str, str]  # the name in `code` of each name expression
     log: str  # warnings

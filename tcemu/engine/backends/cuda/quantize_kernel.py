@@ -20,7 +20,6 @@ def unavailable_reason(shape: tuple[int, ...]) -> str:
 
 
 def run(request: ElementwiseRequest, result: jax.ShapeDtypeStruct, codes: Array, *scales: Array) -> Array:
-    """Computes a request by one launch."""
     batch, rows, k = codes.shape
     text = quantizer_text(request)
     shape = launch_numbers(batch * rows, rows, k, *(scales[0].shape if scales else (1, 1, 1)), request.depth or 1)

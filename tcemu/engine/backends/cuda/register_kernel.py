@@ -13,7 +13,7 @@ from tcemu.engine.backends.batched_calls import call_batched, launch_numbers
 from tcemu.engine.backends.cuda import kernel_text as source
 from tcemu.engine.backends.cuda.fragment_tables import TablePlan, plan_tables, tables_text
 from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch
-from tcemu.engine.backends.register_operands import KernelRegisters, StoredOperand, WarpOperands, row_by_row
+from tcemu.engine.backends.product_requests import KernelRegisters, StoredOperand, WarpOperands, row_by_row
 from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.layouts.fragment_layouts import LANES
 
@@ -95,7 +95,6 @@ def _plan(kernel: RegisterKernel) -> TablePlan:
 
 
 def register_kernel_text(kernel: RegisterKernel) -> str:
-    """Return the CUDA C++ of a register kernel."""
     n, spec, warp, made = kernel.numbers, kernel.spec, kernel.warp, _plan(kernel)
     tables = f"constexpr bool C_SAME = {int(kernel.result == warp.c.format)};\n{tables_text(n, warp, made)}"
     return source.kernel_text("warp", n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))
@@ -107,7 +106,6 @@ def multiply_by_register_kernel(kernel: RegisterKernel, operands: KernelRegister
 
 
 def _result_shape(kernel: RegisterKernel) -> tuple[int, ...]:
-    """Lanes and words of D."""
     d = kernel.warp.d
     return *d.fragment.lanes, d.fragment.elements * d.container_bits // 32
 

@@ -103,7 +103,6 @@ class Struct(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its definition."""
         fields = zip(self.type._fields, self.lanes, strict=True)
         return f"struct {self.name} {{ {' '.join(f'{TYPES[lane]} {name};' for name, lane in fields)} }};"
 
@@ -139,8 +138,6 @@ def function_text(
 
 
 class _Body:
-    """The lines of a function."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._names: dict[int, tuple[Value, str]] = {}  # by identity; the value is kept, so that its identity stays its own

@@ -6,15 +6,16 @@ Result: D [B, M, N].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from tcemu.engine.arithmetic.step.bounded import exponent_field
 from tcemu.engine.arithmetic.step.forms import accumulator_is_bounded
 from tcemu.engine.arithmetic.step.specials import MAGNITUDE
-from tcemu.engine.backends.llvm.values import I8, I32, I64, POINTER, Builder, Value
+from tcemu.engine.backends.llvm.values import I1, I8, I32, I64, POINTER, Value, build_count, build_task
 from tcemu.engine.formats.number_formats import Format
 
 LANES = 16  # elements of D in a vector
@@ -44,7 +45,6 @@ class BlockForm(NamedTuple):
 
 
 def code_type(fmt: Format) -> ir.IntType:
-    """The type of a code in memory."""
     return ir.IntType(8 * fmt.dtype.itemsize)
 
 
@@ -64,8 +64,7 @@ class BlockKernel:
     are_bounded: Value  # a condition
 
     def __init__(self, module: ir.Module, name: str, form: BlockForm, wide_registers: bool = False) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        self.block, self.b = form, Builder(function, wide_registers)
+        self.block, self.b = form, build_task(module, name, wide_registers)
         b = self.b
         task, buffers, dims = b.arguments
         operands = 5 if form.block else 3
@@ -107,6 +106,19 @@ class BlockKernel:
             bounded = accumulator_is_bounded(code & MAGNITUDE, exponent_field(code), least, most)
             b.store(b.load(of, self.unbounded_lanes) | (~bounded).cast("sext", I32), self.unbounded_lanes)
         b.store(b.load(of, self.unbounded_lanes).reduce("or") == 0, self.are_bounded)
+
+    def sides_are_bounded(self, sides: Sequence[BlockSide], is_narrow: bool, check: Callable[..., Value]) -> Value:
+        """Returns whether this step's operands and the accumulators are bounded.
+
+        is_narrow: the formats alone bound the exponents; check: decides by the ends of both ranges, and the bits of K.
+        """
+        b, bounded = self.b, self.b.load(I1, self.are_bounded)
+        for side in sides:
+            bounded = bounded & ~side.has_special()
+        if is_narrow:
+            return bounded
+        bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
+        return bounded & check(*(end for side in sides for end in side.exponent_range()), bits.cast("trunc", I32))
 
     def mask(self, column: Value) -> Value:
         """The lanes of a vector of columns that exist."""
@@ -161,10 +173,45 @@ class BlockKernel:
                 b.store(row, b.at(self.columns_of_b, of, (part + term) * form.columns + column))
 
 
-def count_tasks(module: ir.Module, name: str, rows: int, columns: int) -> None:
+class BlockSide:
+    """One multiplicand's part in a step, for the rows or columns of a block, with the range of its exponents and its specials."""
+
+    def __init__(self, kernel: BlockKernel, is_row: bool, fmt: Format, width: int) -> None:
+        self.kernel, self.b, self.is_row, self.format = kernel, kernel.b, is_row, fmt
+        self.vector = ir.VectorType(I32, width)
+        self.low, self.high, self.special = (self.b.allocate(self.vector) for _ in range(3))
+
+    def clear_range(self) -> None:
+        for memory, start in ((self.low, FAR), (self.high, -FAR), (self.special, 0)):
+            self.b.store(self.b.constant(self.vector, start), memory)
+
+    def note_exponents(self, least: Value, most: Value) -> None:
+        self.b.store(self.b.minimum(self.b.load(self.vector, self.low), least), self.low)
+        self.b.store(self.b.maximum(self.b.load(self.vector, self.high), most), self.high)
+
+    def note_special(self, special: Value) -> None:
+        self.b.store(self.b.load(self.vector, self.special) | special.cast("sext", I32), self.special)
+
+    def exponent_range(self) -> tuple[Value, Value]:
+        """The least and the largest exponent that were noted in the step."""
+        return self.b.load(self.vector, self.low).reduce("smin"), self.b.load(self.vector, self.high).reduce("smax")
+
+    def has_special(self) -> Value:
+        return self.b.load(self.vector, self.special).reduce("or") != 0
+
+
+@lru_cache(maxsize=768)
+def block_text(kernel: Callable[[ir.Module, str, Any], BlockKernel], form: Any) -> str:
+    """LLVM IR of the functions NAME_tasks and NAME_task of a form, which has the name: see `xla_call`."""
+    module = ir.Module(form.name)
+    block = kernel(module, form.name, form).block
+    _count_tasks(module, form.name, block.rows, block.columns)
+    return str(module)
+
+
+def _count_tasks(module: ir.Module, name: str, rows: int, columns: int) -> None:
     """Adds the function NAME_tasks, which returns the number of blocks of D."""
-    counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
-    (dims,) = counting.arguments
+    counting, dims = build_count(module, name)
     sizes = counting.load(POINTER, counting.at(dims, POINTER, 2))
     batch, m, n = (counting.load(I64, counting.at(sizes, I64, axis)) for axis in range(3))
     counting.finish(batch * ((m + (rows - 1)) // rows) * ((n + (columns - 1)) // columns))

@@ -11,18 +11,15 @@ from llvmlite import ir
 from tcemu.engine.arithmetic.step.quantizing import decode_number, decode_scale, round_scale, round_value
 from tcemu.engine.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
 from tcemu.engine.backends.llvm.blocks import LANES, extend
-from tcemu.engine.backends.llvm.values import I32, I64, POINTER, Builder, Value
+from tcemu.engine.backends.llvm.values import I32, I64, POINTER, Builder, Value, build_count, build_task
 from tcemu.engine.formats.number_formats import F32 as BINARY32
 
 TASK_ELEMENTS = 1 << 15
 
 
 class ElementwiseKernel:
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, request: ElementwiseRequest) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        self.request, self.b = request, Builder(function)
+        self.request, self.b = request, build_task(module, name)
         b = self.b
         task, buffers, dims = b.arguments
         self.source, self.target, self.scale = (
@@ -125,8 +122,7 @@ class ElementwiseKernel:
 def elements_text(name: str, request: ElementwiseRequest) -> str:
     """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. Operands and result are those of an `ElementwiseRequest`."""
     module = ir.Module(name)
-    counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
-    (dims,) = counting.arguments
+    counting, dims = build_count(module, name)
     sizes = counting.load(POINTER, dims)
     batch, rows, k = (counting.load(I64, counting.at(sizes, I64, axis)) for axis in range(3))
     counting.finish((batch * rows * k + (TASK_ELEMENTS - 1)) // TASK_ELEMENTS)
@@ -141,12 +137,11 @@ def magnitudes_text(name: str, request: MagnitudeRequest) -> str:
     A task computes some neighbouring groups, in row-major order.
     """
     module = ir.Module(name)
-    counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
-    (dims,) = counting.arguments
+    counting, dims = build_count(module, name)
     groups, per_task, *_ = _groups(counting, dims, request.depth)
     counting.finish((groups + per_task - 1) // per_task)
 
-    b = Builder(ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task"))
+    b = build_task(module, name)
     task, buffers, dims = b.arguments
     groups, per_task, depth, k, per_row = _groups(b, dims, request.depth)
     x, out = (b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(2))

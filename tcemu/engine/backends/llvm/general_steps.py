@@ -10,7 +10,7 @@ Only steps with an Inf or NaN among their operands need that. It adds floats of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -30,7 +30,7 @@ from tcemu.engine.arithmetic.step.decoding import (
 from tcemu.engine.arithmetic.step.forms import StepNumbers, float_sums, is_compact
 from tcemu.engine.arithmetic.step.rounding import encode, take_sign, with_sign
 from tcemu.engine.arithmetic.step.specials import code_of_class, factor_class, special_value
-from tcemu.engine.backends.llvm.blocks import LANES, BlockForm, BlockKernel, code_type, count_tasks, extend
+from tcemu.engine.backends.llvm.blocks import LANES, BlockForm, BlockKernel, BlockSide, code_type, extend
 from tcemu.engine.backends.llvm.values import F32, I16, I32, I64, Value
 from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.formats.number_formats import F32 as WORD
@@ -86,25 +86,23 @@ class GeneralForm(NamedTuple):
 # ---- steps
 
 
-class GeneralSide:
+class GeneralSide(BlockSide):
     """One multiplicand's factors in a step, for the rows or columns of a block."""
 
     def __init__(self, kernel: BlockKernel, form: GeneralForm, is_row: bool) -> None:
         b = kernel.b
-        self.kernel, self.form, self.is_row = kernel, form, is_row
-        self.format = form.a if is_row else form.b
+        super().__init__(kernel, is_row, form.a if is_row else form.b, kernel.block.largest_width(is_row))
+        self.form = form
         lines = kernel.block.rows if is_row else kernel.block.columns
         count = form.numbers.terms * lines
         self.significands, self.exponents, self.classes = b.allocate(I32, count), b.allocate(I32, count), b.allocate(F32, count)
         self.lanes = b.allocate(I16, count)  # exponents, while their max is found
         self.values = b.allocate(F32, count if form.partial_sums else 1)  # of compact formats, else significands
-        self.vector = ir.VectorType(I32, kernel.block.largest_width(is_row))
-        self.special = b.allocate(self.vector)
 
     def prepare(self, step: Value) -> None:
         """Decodes the step's operands, and notes whether one of them is Inf or NaN."""
-        b, form, fmt = self.kernel.b, self.form, self.format
-        b.store(b.constant(self.vector, 0), self.special)
+        b, form, fmt = self.b, self.form, self.format
+        self.clear_range()
 
         def visit(codes: Value, scales: Value | None, place: Value) -> None:
             x = decode(fmt, codes)
@@ -137,17 +135,13 @@ class GeneralSide:
             b.store(exponent, b.at(self.exponents, I32, place))
             b.store(gone.select(ZERO_LANE, exponent).cast("trunc", I16), b.at(self.lanes, I16, place))
             b.store(factor_class(special, infinite, x.zero, x.negative), b.at(self.classes, F32, place))
-            b.store(b.load(self.vector, self.special) | special.cast("sext", I32), self.special)
+            self.note_special(special)
 
         self.kernel.visit_codes(self.is_row, step, visit)
 
-    def has_special(self) -> Value:
-        b = self.kernel.b
-        return b.load(self.vector, self.special).reduce("or") != 0
-
     def load_factors(self, memory: Value, of: ir.Type, line: Value, term: Value) -> Value:
         """The factors of one product: that of a row, repeated, or those of a vector of columns."""
-        b = self.kernel.b
+        b = self.b
         if self.is_row:
             return b.splat(b.load(of, b.at(memory, of, line * self.form.numbers.terms + term)), LANES)
         return b.load(ir.VectorType(of, LANES), b.at(memory, of, term * self.kernel.block.columns + line))
@@ -165,7 +159,6 @@ class GeneralSteps:
         self.classes = self.b.allocate(ir.VectorType(F32, LANES))
 
     def add(self, step: Value, accumulators: Value) -> None:
-        """Computes one step for the block."""
         b = self.b
         self.x.prepare(step)
         self.y.prepare(step)
@@ -304,8 +297,6 @@ class GeneralSteps:
 
 
 class GeneralKernel(BlockKernel):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: GeneralForm) -> None:
         super().__init__(module, name, form.of_block((form.lines, form.lines), min(GROUP, form.lines)))
         self.form, b = form, self.b
@@ -365,12 +356,3 @@ class GeneralKernel(BlockKernel):
         join = lambda: b.branch(is_first, first, lambda: add(self.chains, self.chain))
         b.branch(ends, join, lambda: None)
         b.branch(in_instruction + 1 == per_instruction, lambda: add(self.running, self.chains), lambda: None)
-
-
-@lru_cache(maxsize=256)
-def general_text(name: str, form: GeneralForm) -> str:
-    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call` and `blocks`."""
-    module = ir.Module(name)
-    count_tasks(module, name, form.lines, form.lines)
-    GeneralKernel(module, name, form)
-    return str(module)

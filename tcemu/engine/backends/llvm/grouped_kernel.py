@@ -15,7 +15,7 @@ Nothing here depends on whether the machine flushes subnormals: floats are norma
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -25,7 +25,7 @@ from tcemu.engine.arithmetic.step.bounded import exponent_field
 from tcemu.engine.arithmetic.step.decoding import BIAS, decode, significand, value_word
 from tcemu.engine.arithmetic.step.forms import MAX_ACCUMULATOR, GroupedForm, StepNumbers, largest_value, scales_are_bounded
 from tcemu.engine.arithmetic.step.specials import MAGNITUDE
-from tcemu.engine.backends.llvm.blocks import FAR, LANES, BlockKernel, count_tasks
+from tcemu.engine.backends.llvm.blocks import LANES, BlockKernel, BlockSide
 from tcemu.engine.backends.llvm.general_steps import GeneralForm, GeneralSteps
 from tcemu.engine.backends.llvm.values import F32, I1, I8, I16, I32, I64, Builder, Value
 from tcemu.engine.formats.number_formats import F32 as RESULT
@@ -52,7 +52,6 @@ class GroupedKernelForm(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of a step."""
         return self.step.groups
 
     @property
@@ -66,32 +65,22 @@ def has_whole_groups(n: StepNumbers, block: int) -> bool:
     return n.summed == 16 and n.terms <= 128 and n.terms % max(block, 1) == 0 and block % n.summed == 0
 
 
-class GroupedSide:
+class GroupedSide(BlockSide):
     """One multiplicand's part in a step, for the rows or columns of a block."""
 
     def __init__(self, kernel: GroupedKernel, is_row: bool) -> None:
         form, b = kernel.form, kernel.b
-        self.kernel, self.form, self.b, self.is_row = kernel, form, b, is_row
-        self.format = form.general.a if is_row else form.general.b
+        self.form, self.width = form, form.groups if is_row else form.neighbours
+        super().__init__(kernel, is_row, form.general.a if is_row else form.general.b, self.width)
         lines = ROWS if is_row else COLUMNS
         terms, groups = form.general.numbers.terms * lines, form.groups * lines
         self.values = b.allocate(I8 if form.adds_bytes else F32, terms)
         self.scales, self.exponents, self.nonzero = b.allocate(F32, groups), b.allocate(I16, groups), b.allocate(I16, groups)
         self.starts = b.allocate(I32, groups)  # of sums of bytes
-        self.width = form.groups if is_row else form.neighbours
-        vector = ir.VectorType(I32, self.width)
-        self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
-
-    def scale_range(self) -> tuple[Value, Value]:
-        """The least and the largest exponent of the step's scales."""
-        of = ir.VectorType(I32, self.width)
-        return self.b.load(of, self.low).reduce("smin"), self.b.load(of, self.high).reduce("smax")
 
     def prepare(self, step: Value) -> None:
         """Decodes the step's operands, and notes the range of the exponents of their scales."""
-        b, of = self.b, ir.VectorType(I32, self.width)
-        for memory, start in ((self.low, FAR), (self.high, -FAR), (self.special, 0)):
-            b.store(b.constant(of, start), memory)
+        self.clear_range()
         (self._prepare_rows if self.is_row else self._prepare_columns)(step)
 
     def _bytes(self, codes: Value) -> Value:
@@ -111,8 +100,7 @@ class GroupedSide:
         """Stores the scales of groups, and clears the marks of values that are not zero under scales that are. codes: i32."""
         b, fmt = self.b, self.form.scale
         x = decode(fmt, codes)
-        exponent, of = x.exponent - BIAS, codes.type
-        lanes = codes.lanes
+        exponent, lanes = x.exponent - BIAS, codes.lanes
         assert lanes is not None
         b.store(value_word(fmt, x).as_float(), b.at(self.scales, F32, place))
         b.store((exponent + bias).cast("trunc", I16), b.at(self.exponents, I16, place))
@@ -121,10 +109,9 @@ class GroupedSide:
             marks = b.load(ir.VectorType(I16, lanes), to)
             b.store((significand(fmt, x) == 0).select(b.constant(marks.type, 0), marks), to)
         assert x.special is not None
-        b.store(b.load(of, self.special) | x.special.cast("sext", I32), self.special)
+        self.note_special(x.special)
         if not self.form.step.has_narrow_scales:
-            b.store(b.minimum(b.load(of, self.low), exponent), self.low)
-            b.store(b.maximum(b.load(of, self.high), exponent), self.high)
+            self.note_exponents(exponent, exponent)
 
     def _prepare_rows(self, step: Value) -> None:
         k, b, form = self.kernel, self.b, self.form
@@ -191,7 +178,7 @@ class GroupedSide:
             b.store(words[-1], b.at(self.values, I32, (group * (n.summed // 4) + at // 4) * COLUMNS + column))
         for part in range(0, self.width, LANES):
             start = b.constant(VECTOR, 0)
-            shift = b.constant(VECTOR, largest_value(self.kernel.x.format) * 0x01010101)
+            shift = b.constant(VECTOR, largest_value(self.form.general.a) * 0x01010101)
             for word in words:
                 start = add_bytes(b, start, shift, b.shuffle(word, word, list(range(part, part + LANES))))
             b.store(0 - start, b.at(self.starts, I32, group * COLUMNS + column + part))
@@ -204,8 +191,6 @@ def add_bytes(b: Builder, total: Value, x: Value, y: Value) -> Value:
 
 
 class GroupedKernel(BlockKernel):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: GroupedKernelForm) -> None:
         super().__init__(module, name, form.general.of_block((ROWS, COLUMNS), form.neighbours), form.wide_registers)
         self.form, b = form, self.b
@@ -225,25 +210,13 @@ class GroupedKernel(BlockKernel):
         with b.loop(self.step_count) as step:
             self.x.prepare(step)
             self.y.prepare(step)
-            b.branch(self._is_bounded(), self._add_bounded, lambda: add_any(step))
+            is_bounded = self.sides_are_bounded((self.x, self.y), form.step.has_narrow_scales, partial(scales_are_bounded, form.step))
+            b.branch(is_bounded, self._add_bounded, lambda: add_any(step))
         for place, memory, mask in self.elements():
             code = b.load(VECTOR, b.at(self.accumulators, I32, place))
             code = (code & MAGNITUDE > RESULT.infinity).select(form.general.nan, code)
             b.masked_store(code, b.at(self.d, I32, memory), mask)
         b.finish()
-
-    def _is_bounded(self) -> Value:
-        """Returns whether this step's scales and the accumulators are bounded."""
-        b, form = self.b, self.form
-        bounded = b.load(I1, self.are_bounded)
-        for side in (self.x, self.y):
-            of = ir.VectorType(I32, side.width)
-            bounded = bounded & (b.load(of, side.special).reduce("or") == 0)
-        if form.step.has_narrow_scales:
-            return bounded
-        (x_low, x_high), (y_low, y_high) = self.x.scale_range(), self.y.scale_range()
-        bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
-        return bounded & scales_are_bounded(form.step, x_low, x_high, y_low, y_high, bits.cast("trunc", I32))
 
     def _add_bounded(self) -> None:
         b = self.b
@@ -306,12 +279,3 @@ class GroupedKernel(BlockKernel):
             total.cast("sitofp", F32) * scale * b.load(FLOATS, b.at(self.y.scales, F32, column + group * COLUMNS))
             for total, column in zip(totals, columns, strict=True)
         ]
-
-
-@lru_cache(maxsize=256)
-def grouped_text(name: str, form: GroupedKernelForm) -> str:
-    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call` and `blocks`."""
-    module = ir.Module(name)
-    count_tasks(module, name, ROWS, COLUMNS)
-    GroupedKernel(module, name, form)
-    return str(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from tcemu.engine.arithmetic.product_spec import ProductSpec, Scales, product_sp
 from tcemu.engine.arithmetic.small_products import are_small_products
 from tcemu.engine.arithmetic.step.forms import bounded_form, grouped_form, step_numbers
 from tcemu.engine.backends.batched_calls import call_batched, require_known_sizes
+from tcemu.engine.backends.elementwise_request import ElementwiseRequest, MagnitudeRequest
 from tcemu.engine.backends.llvm import machine_code, xla_call
 from tcemu.engine.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.engine.backends.llvm.xla_call import Kernel
@@ -89,7 +89,7 @@ def matrices_program(product: MatrixProduct, target: machine_code.Target | None 
     if are_small_products(model, spec, product.c.shape, product.a.shape[-1]):
         return _small_products_program(product, model, spec, target)
     block, order = product.scale_block or 0, _order(model, spec)
-    is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
+    is_spread = order is not None and block > 0 and not order.is_arranged(spec.k)  # then there is a scale for each product
     kernel = find_kernel(model, spec, 1 if is_spread else block, target, product.by_columns)
     if kernel is None or order is None:
         raise Unsupported(NOT_TAKEN)
@@ -97,14 +97,13 @@ def matrices_program(product: MatrixProduct, target: machine_code.Target | None 
 
     def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
         a, b = recode(product.spec.a, spec.a, a), recode(product.spec.b, spec.b, b)
-        a, b = _arrange(order, spec.k, a, -1), _arrange(order, spec.k, b, -2)
+        a, b = order.arrange(a, spec.k, -1), order.arrange(b, spec.k, -2)
         if product.by_columns:
             b = jnp.swapaxes(b, -1, -2)
         of_units = [jnp.asarray(codes) for codes in scales or ()]
         if is_spread:
-            of_units = [
-                _arrange(order, spec.k, jnp.repeat(codes, block, axis), axis) for codes, axis in zip(of_units, (-1, -2), strict=True)
-            ]
+            repeated = (jnp.repeat(codes, block, axis) for codes, axis in zip(of_units, (-1, -2), strict=True))
+            of_units = [order.arrange(codes, spec.k, axis) for codes, axis in zip(repeated, (-1, -2), strict=True)]
         return call_batched(call, a, b, recode(product.spec.c, model.result, c), *of_units)
 
     return program
@@ -131,13 +130,14 @@ def find_kernel(
         target: The CPU; None: this machine's.
         by_columns: The kernel takes B as [N, K].
     """
-    from tcemu.engine.backends.llvm.general_steps import general_text
-    from tcemu.engine.backends.llvm.grouped_kernel import grouped_text
-    from tcemu.engine.backends.llvm.step_kernel import kernel_text
+    from tcemu.engine.backends.llvm.blocks import block_text
+    from tcemu.engine.backends.llvm.general_steps import GeneralKernel
+    from tcemu.engine.backends.llvm.grouped_kernel import GroupedKernel
+    from tcemu.engine.backends.llvm.step_kernel import StepKernel
 
-    texts: dict[str, Callable[[str, Any], str]] = {"steps": kernel_text, "groups": grouped_text, "general": general_text}
+    kernels: dict[str, Any] = {"steps": StepKernel, "groups": GroupedKernel, "general": GeneralKernel}
     form = kernel_form(model, spec, block, target or machine_code.host_target(), by_columns)
-    return None if form is None else Kernel(form.name, texts[form.name](form.name, form), target)
+    return None if form is None else Kernel(form.name, block_text(kernels[form.name], form), target)
 
 
 def kernel_form(
@@ -169,18 +169,22 @@ def _order(model: Model, spec: ProductSpec) -> Order | None:
     return Order.from_model(model, spec.k) if isinstance(model.terms, int) and not model.result.is_integer else None
 
 
-def _is_arranged(order: Order, k: int) -> bool:
-    """Returns whether the products of each step follow each other along K."""
-    return order.groups == 1 and k % order.step_size(k) == 0
+# ---- elements scaled and rounded, and max magnitudes
 
 
-def _arrange(order: Order, k: int, codes: Array, axis: int) -> Array:
-    """Brings K into the order of the steps. The last step of a group is filled with zeros, which take no part."""
-    if _is_arranged(order, k):
-        return codes
-    group, terms = k // order.groups, order.step_size(k)
-    at = codes.ndim + axis
-    dealt: Any = jnp.moveaxis(order.deal(jnp.moveaxis(codes, at, 0), k), 0, at)
-    parts = dealt.reshape(*dealt.shape[:at], -1, group, *dealt.shape[at + 1 :])
-    parts = jnp.pad(parts, [(0, -group % terms if axis == at + 1 else 0) for axis in range(parts.ndim)])
-    return parts.reshape(*dealt.shape[:at], -1, *dealt.shape[at + 1 :])
+def missing_elementwise(shape: tuple[int, ...]) -> str:
+    """Returns the reason why the kernel cannot run here; "" if it can. Any shape will do."""
+    return xla_call.missing()
+
+
+def run_elementwise(request: ElementwiseRequest | MagnitudeRequest, result: jax.ShapeDtypeStruct, codes: Array, *scales: Array) -> Array:
+    return xla_call.call(elementwise_kernel(request), result, codes, *scales)[0]
+
+
+def elementwise_kernel(request: ElementwiseRequest | MagnitudeRequest, target: machine_code.Target | None = None) -> Kernel:
+    """Returns the kernel of a request. target: the CPU; None: this machine's."""
+    from tcemu.engine.backends.llvm.elementwise_kernel import elements_text, magnitudes_text  # they need llvmlite
+
+    if isinstance(request, MagnitudeRequest):
+        return Kernel("magnitudes", magnitudes_text("magnitudes", request), target)
+    return Kernel("elements", elements_text("elements", request), target)

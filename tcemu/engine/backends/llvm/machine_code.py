@@ -22,8 +22,6 @@ SEPARATOR = "\n; ---- another module\n"
 
 
 class LoadedFunctions(NamedTuple):
-    """Functions in this process."""
-
     addresses: dict[str, int]  # by name
     owner: Any  # while it lives, the functions do
 

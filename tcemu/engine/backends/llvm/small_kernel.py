@@ -23,7 +23,7 @@ from tcemu.engine.arithmetic.step.decoding import BIAS, FRACTION, decode, decode
 from tcemu.engine.arithmetic.step.specials import MAGNITUDE
 from tcemu.engine.backends.llvm.blocks import LANES
 from tcemu.engine.backends.llvm.bounded_lanes import KernelForm, LaneSteps
-from tcemu.engine.backends.llvm.values import F32, HALF, I8, I16, I32, I64, POINTER, Builder, Value
+from tcemu.engine.backends.llvm.values import F32, HALF, I8, I16, I32, I64, POINTER, Builder, Value, build_count, build_task
 from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.formats.number_formats import F32 as RESULT
 
@@ -359,14 +359,12 @@ def small_kernel_text(name: str, small: SmallForm) -> str:
     where b is the batch or 1. Result: D [batch, ...].
     """
     module = ir.Module(name)
-    counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
-    (dims,) = counting.arguments
+    counting, dims = build_count(module, name)
     batch = counting.load(I64, counting.load(POINTER, counting.at(dims, POINTER, 3)))
     counting.finish((batch + (LANES - 1)) // LANES)
 
     (side,) = small.sides
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-    b = Builder(function, side.arithmetic.wide_registers)
+    b = build_task(module, name, side.arithmetic.wide_registers)
     task, buffers, dims = b.arguments
     pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(4)]
     sizes = [b.load(I64, b.load(POINTER, b.at(dims, POINTER, at))) for at in range(4)]

@@ -14,7 +14,7 @@ from tcemu.engine.arithmetic.product_spec import ProductSpec
 from tcemu.engine.arithmetic.step.forms import bounded_form
 from tcemu.engine.backends.llvm import machine_code, xla_call
 from tcemu.engine.backends.llvm.xla_call import Kernel
-from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
+from tcemu.engine.backends.product_requests import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import F32, Format
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def find_matrix_kernel(
 def find_matrix_form(
     model: Model, given: ProductSpec, spec: ProductSpec, m: int, n: int, target: machine_code.Target | None = None
 ) -> SmallForm | None:
-    """Returns the form of the kernel of `find_matrix_kernel`."""
     shapes = (given.a, m, spec.k), (given.b, spec.k, n), (F32, m, n), (F32, m, n)
     return find_small_form(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes], target)
 

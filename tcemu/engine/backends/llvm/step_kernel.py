@@ -17,14 +17,14 @@ The bits of D do not depend on the choice, which is that of the block.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 
 from llvmlite import ir
 
 from tcemu.engine.arithmetic.step import bounded, specials
 from tcemu.engine.arithmetic.step.decoding import BIAS, FRACTION, decode, decode_factor, value_word, with_sign_bit
 from tcemu.engine.arithmetic.step.forms import factors_are_bounded
-from tcemu.engine.backends.llvm.blocks import FAR, LANES, BlockForm, BlockKernel, count_tasks
+from tcemu.engine.backends.llvm.blocks import FAR, LANES, BlockForm, BlockKernel, BlockSide
 from tcemu.engine.backends.llvm.bounded_lanes import KernelForm, LaneSteps
 from tcemu.engine.backends.llvm.values import F32, I1, I32, I64, Value
 from tcemu.engine.formats.number_formats import F32 as RESULT
@@ -33,15 +33,13 @@ ROWS, COLUMNS = 64, 128  # of a block of D: a step's part of B stays in the firs
 GROUP = 64  # columns whose max exponents are found together
 
 
-class Side:
+class Side(BlockSide):
     """One multiplicand's part in a step: where its codes are, and where it is put for the rows and columns of a block."""
 
     def __init__(self, kernel: StepKernel, is_row: bool) -> None:
         form, b = kernel.form, kernel.b
-        self.kernel, self.is_row = kernel, is_row
-        self.format = form.step.a if is_row else form.step.b
-        self.bias = form.lane_biases[0 if is_row else 1]
-        self.width = kernel.block.largest_width(is_row)
+        super().__init__(kernel, is_row, form.step.a if is_row else form.step.b, kernel.block.largest_width(is_row))
+        self.form, self.bias = form, form.lane_biases[0 if is_row else 1]
         count = form.terms * (ROWS if is_row else COLUMNS)
         self.values = b.allocate(F32, 2 * count)  # where products are added as floats: B has two planes, A the plane of B for each value
         self.planes = b.allocate(I32, count)
@@ -50,22 +48,10 @@ class Side:
         self.fractions = b.allocate(F32, count)
         self.numbers = b.allocate(I32, 1 if form.step.is_narrow else count)  # exponents of wide formats
         self.specials = b.allocate(I32, ROWS if is_row else COLUMNS)  # not 0 for a row or a column with an Inf or a NaN
-        vector = ir.VectorType(I32, self.width)
-        self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
-
-    def clear_range(self) -> None:
-        b, of = self.kernel.b, ir.VectorType(I32, self.width)
-        for memory, start in ((self.low, FAR), (self.high, -FAR), (self.special, 0)):
-            b.store(b.constant(of, start), memory)
-
-    def exponent_range(self) -> tuple[Value, Value]:
-        """The least and the largest exponent of the step's factors that are not zero."""
-        b, of = self.kernel.b, ir.VectorType(I32, self.width)
-        return b.load(of, self.low).reduce("smin"), b.load(of, self.high).reduce("smax")
 
     def prepare_bounded(self, step: Value) -> None:
-        """Decodes the step's operands for bounded steps, and notes the range of their exponents."""
-        b, form = self.kernel.b, self.kernel.form
+        """Decodes the step's operands for bounded steps, and notes the range of the exponents of those that are not zero."""
+        b, form = self.b, self.form
         self.clear_range()
 
         def visit(codes: Value, scales: Value | None, place: Value) -> None:
@@ -90,19 +76,16 @@ class Side:
             if special is not None:
                 lane = special.select(form.lane_zero, lane)
             b.store(lane.cast("trunc", form.lane_type), b.at(self.exponents, form.lane_type, place))
-            of = codes.type
             if not form.step.is_narrow:
-                low = b.minimum(b.load(of, self.low), x.zero.select(FAR, exponent))
-                b.store(low, self.low)
-                b.store(b.maximum(b.load(of, self.high), x.zero.select(-FAR, exponent)), self.high)
+                self.note_exponents(x.zero.select(FAR, exponent), x.zero.select(-FAR, exponent))
             if special is not None:
-                b.store(b.load(of, self.special) | special.cast("sext", I32), self.special)
+                self.note_special(special)
 
         self.kernel.visit_codes(self.is_row, step, visit)
 
     def prepare_any(self, step: Value) -> None:
         """Decodes the step's operands for any steps."""
-        b, form = self.kernel.b, self.kernel.form
+        b, form = self.b, self.form
         zeros = b.constant(ir.VectorType(I32, LANES), 0)
         for place in range(0, ROWS if self.is_row else COLUMNS, LANES):
             b.store(zeros, b.at(self.specials, I32, place))
@@ -124,8 +107,6 @@ class Side:
 
 
 class StepKernel(BlockKernel, LaneSteps):
-    """The function of one task."""
-
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         block = BlockForm(ROWS, COLUMNS, GROUP, form.step.a, form.step.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
         BlockKernel.__init__(self, module, name, block, form.wide_registers)
@@ -141,7 +122,7 @@ class StepKernel(BlockKernel, LaneSteps):
         self._build()
 
     def _build(self) -> None:
-        b = self.b
+        b, form = self.b, self.form.step
         of = ir.VectorType(I32, LANES)
         for place, memory, mask in self.elements():
             b.store(b.masked_load(of, b.at(self.c, I32, memory), mask), b.at(self.accumulators, I32, place))
@@ -149,7 +130,8 @@ class StepKernel(BlockKernel, LaneSteps):
         with b.loop(self.step_count) as step:
             self.x.prepare_bounded(step)
             self.y.prepare_bounded(step)
-            b.store(self._is_bounded(), self.is_bounded_step)
+            is_bounded = self.sides_are_bounded((self.x, self.y), form.is_narrow, partial(factors_are_bounded, form))
+            b.store(is_bounded, self.is_bounded_step)
             self._unless_bounded(lambda: self._prepare_any(step))
             with b.loop(self.rows) as row:
                 self._add_row(row)
@@ -164,19 +146,6 @@ class StepKernel(BlockKernel, LaneSteps):
     def _unless_bounded(self, execute: Callable[[], None]) -> None:
         b = self.b
         b.branch(b.load(I1, self.is_bounded_step), lambda: None, execute)
-
-    def _is_bounded(self) -> Value:
-        """Returns whether this step's operands and the accumulators are bounded."""
-        b, form = self.b, self.form.step
-        is_bounded = b.load(I1, self.are_bounded)
-        for side in (self.x, self.y):
-            of = ir.VectorType(I32, side.width)
-            is_bounded = is_bounded & (b.load(of, side.special).reduce("or") == 0)
-        if form.is_narrow:
-            return is_bounded
-        (x_low, x_high), (y_low, y_high) = self.x.exponent_range(), self.y.exponent_range()
-        bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
-        return is_bounded & factors_are_bounded(form, x_low, x_high, y_low, y_high, bits.cast("trunc", I32))
 
     # ---- bounded steps
 
@@ -263,7 +232,6 @@ class StepKernel(BlockKernel, LaneSteps):
         b.store(found.reduce("or") != 0, self.special_columns)
 
     def _add_row(self, row: Value) -> None:
-        """Computes a step for a row."""
         b = self.b
         unbounded = ~b.load(I1, self.is_bounded_step)
         b.branch(
@@ -328,15 +296,5 @@ class StepKernel(BlockKernel, LaneSteps):
             b.store(self.add_any_vector(products, b.load(of, place), self.form.step.nan), place)
 
     def _fraction_pairs(self, first: Value, column: Value) -> list[tuple[Value, Value]]:
-        """Fraction and exponent of each product of a step."""
         fractions, numbers = self._pairs("fractions", F32, first, column), self._pairs("numbers", I32, first, column)
         return [(x * y, p + q) for (x, y), (p, q) in zip(fractions, numbers, strict=True)]
-
-
-@lru_cache(maxsize=256)
-def kernel_text(name: str, form: KernelForm) -> str:
-    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call` and `blocks`."""
-    module = ir.Module(name)
-    count_tasks(module, name, ROWS, COLUMNS)
-    StepKernel(module, name, form)
-    return str(module)

@@ -31,8 +31,6 @@ INTEGRAL = {"RN": "rint", "RM": "floor", "RP": "ceil"}
 
 
 class Value(values.Value):
-    """A value of LLVM IR."""
-
     def __init__(self, ctx: Builder, raw: Any) -> None:
         self.ctx, self.raw = ctx, raw
 
@@ -109,13 +107,10 @@ class Value(values.Value):
 
 
 def element_type(lane: Lane) -> ir.Type:
-    """The type of a lane in LLVM IR."""
     return F32 if lane == values.F32 else ir.IntType(lane.bits)
 
 
 class Builder:
-    """A function that is being built."""
-
     def __init__(self, function: ir.Function, wide_registers: bool = False) -> None:
         """wide_registers: AVX-512 is there."""
         self.function, self.module, self.wide_registers = function, function.module, wide_registers
@@ -164,7 +159,6 @@ class Builder:
         return Value(self, ir.Constant(ir.VectorType(element, lanes), list(range(lanes))))
 
     def vector(self, numbers: list[int]) -> Value:
-        """A vector of these i32."""
         return Value(self, ir.Constant(ir.VectorType(I32, len(numbers)), [_wrap(number, I32.width) for number in numbers]))
 
     @staticmethod
@@ -204,7 +198,6 @@ class Builder:
         return Value(self, raw)
 
     def table(self, of: ir.IntType, numbers: list[int]) -> Value:
-        """The address of constants."""
         array = ir.ArrayType(of, len(numbers))
         raw: Any = ir.GlobalVariable(self.module, array, self.module.get_unique_name(f"{self.function.name}_table"))
         raw.linkage, raw.global_constant, raw.initializer = "internal", True, ir.Constant(array, numbers)
@@ -212,7 +205,6 @@ class Builder:
         return Value(self, raw)
 
     def at(self, pointer: Value, element: ir.Type, index: Value | int) -> Value:
-        """The address of an element."""
         place = index if isinstance(index, Value) else self.constant(I64, index)
         return Value(self, self.ir.gep(pointer.raw, [place.raw], source_etype=element))
 
@@ -253,7 +245,6 @@ class Builder:
 
     @contextmanager
     def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
-        """A loop that computes its condition before each iteration."""
         head, body, after = (self.function.append_basic_block(name) for name in ("head", "loop", "after"))
         self.ir.branch(head)
         self.ir.position_at_end(head)
@@ -290,6 +281,17 @@ class Builder:
             self.ir.ret_void()
         else:
             self.ir.ret(result.raw)
+
+
+def build_count(module: ir.Module, name: str) -> tuple[Builder, Value]:
+    """Begins the function NAME_tasks, and returns its argument: see `ffi_handler`."""
+    b = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
+    return b, b.arguments[0]
+
+
+def build_task(module: ir.Module, name: str, wide_registers: bool = False) -> Builder:
+    """Begins the function NAME_task: see `ffi_handler`."""
+    return Builder(ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task"), wide_registers)
 
 
 def _wrap(number: int, width: int) -> int:

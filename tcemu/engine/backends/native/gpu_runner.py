@@ -198,7 +198,6 @@ def call_driver(call: str, *arguments: Any) -> Any:
 
 
 def _driver() -> str:
-    """Return the version of the NVIDIA driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         versions = subprocess.run(

@@ -126,7 +126,6 @@ def reads_written_operand(op: Instruction) -> bool:
 
 
 def _entry(op: Instruction, names: list[str], pointers: bool) -> list[str]:
-    """The names of the entry's parameters."""
     if not pointers:
         return [*names, "cases", "words"]
     written = written_operand(op)
@@ -135,7 +134,6 @@ def _entry(op: Instruction, names: list[str], pointers: bool) -> list[str]:
 
 
 def _numbers(pointers: bool) -> Iterator[str]:
-    """The number of cases, and the words of an image."""
     if pointers:
         yield "ld.param.u64 %index, [numbers];"
     for at, name in enumerate(("cases", "words")):
@@ -179,7 +177,6 @@ def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[s
 
 
 def words_per_register(op: Instruction, name: str) -> int:
-    """Words of one register."""
     return op.register_bits(name) // 32
 
 
@@ -255,7 +252,6 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
 
 
 def works_on_tensor_memory(op: Instruction) -> bool:
-    """Return True for the instructions of tcgen05."""
     return op.family.partition(".")[0] == "tcgen05"
 
 
@@ -287,7 +283,6 @@ class Statement(NamedTuple):
 
     @property
     def input_names(self) -> list[str]:
-        """The names of the parameters that the kernel reads, in their order."""
         made = self.kernel
         return [parameter.name for parameter in made.parameters if parameter.name != made.written or reads_written_operand(self.op)]
 

@@ -19,8 +19,6 @@ RING = 192 << 10  # bytes of the ring's stages
 
 
 class WgmmaKernelSpec(NamedTuple):
-    """The parameters of `wgmma.cu`."""
-
     op: MatrixMultiply  # its N is of no account
     columns: int  # columns of D of a block
     promoted: bool = False
@@ -45,7 +43,6 @@ def place_kernel_text(size: int, lines: int) -> str:
 
 @cache
 def wgmma_kernel_text(kernel: WgmmaKernelSpec) -> str:
-    """The text of `wgmma.cu`."""
     op = replace(kernel.op, n=kernel.columns)
     count = op.register_count("d")
     flags = [f"#define PROMOTED {int(kernel.promoted)}", f"#define SCALED {int(kernel.scaled)}"]
@@ -57,8 +54,6 @@ def wgmma_kernel_text(kernel: WgmmaKernelSpec) -> str:
 
 
 class MmaKernelSpec(NamedTuple):
-    """The parameters of `mma.cu`."""
-
     op: MatrixMultiply
     down: int  # fragments of D, of a warp
     across: int
@@ -75,7 +70,6 @@ class MmaKernelSpec(NamedTuple):
 
 @cache
 def mma_kernel_text(kernel: MmaKernelSpec) -> str:
-    """The text of `mma.cu`."""
     op = kernel.op
     width = words_per_register(op, "d")
     counts = {name: op.register_count(name) // width for name in "abd"}

@@ -41,7 +41,6 @@ def gpu_target() -> str:
 
 
 def gpu_name() -> str:
-    """Returns the name of that GPU."""
     return local_device(PLATFORM).device_kind
 
 

@@ -20,12 +20,12 @@ from jax.typing import ArrayLike
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
 from tcemu.engine.formats.coding import convert
-from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import MAX_THREADS, WARP, strided_places, thread_tree
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
-from tcemu.operations.functional.torch_cuda.rows import operand_codes, result_array, vector_norm
+from tcemu.operations.functional.torch_cuda.rows import operand_codes, operand_values, result_array, vector_norm
 
 CHUNK, VECTOR = 1 << 16, 4  # elements of a block, and accumulators of a thread
 KINDS = {2.0: ("squares", "sum"), 1.0: ("sizes", "sum"), math.inf: ("largest size", "largest size")}  # of a chunk, and of the chunks
@@ -96,14 +96,9 @@ def clip_grad_norm(grads: Sequence[ArrayLike], max_norm: float, order: float = 2
     """
     norms = jnp.stack(foreach_norm(grads, order))
     total = vector_norm(norms, order)
-    fmt, value = _values(total)
+    fmt, value = operand_values("clip_grad_norm", total)
     inverse = round_value(1.0 / round_value(value + 1e-6, fmt), fmt)
     factor = round_value(inverse * max_norm, fmt)
     factor = where(as_value(1.0) < factor, 1.0, factor)
-    clipped = [result_array(_values(grad)[1] * factor, fmt) for grad in grads]
+    clipped = [result_array(operand_values("clip_grad_norm", grad)[1] * factor, fmt) for grad in grads]
     return total, clipped
-
-
-def _values(x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes("clip_grad_norm", x)
-    return fmt, Value(convert(fmt, F32, codes))

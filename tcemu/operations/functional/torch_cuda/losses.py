@@ -16,13 +16,12 @@ from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.sum_tree import Chain, Join, Node
-from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, where
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise, round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
-from tcemu.operations.functional.torch_cuda.rows import operand_codes, reduce, result_array
+from tcemu.operations.functional.torch_cuda.rows import operand_values, reduce, result_array
 from tcemu.operations.functional.torch_cuda.softmax import log_softmax, log_softmax_backward
 
 MAX_THREADS, ROWS_OF_THREAD = 1024, 16
@@ -32,11 +31,6 @@ REDUCTIONS = ("mean", "sum", "none")
 def _check(reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise NotModelled(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)} (torch_cuda/losses.py)")
-
-
-def _values(name: str, x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes(name, x)
-    return fmt, Value(convert(fmt, F32, codes))
 
 
 @lru_cache(maxsize=64)
@@ -53,7 +47,7 @@ def _weights(fmt: Format, target: Array, weight: ArrayLike | None, ignore_index:
     ones = Value(jnp.full(target.shape, as_value(1.0).codes))
     if weight is None:
         return counts, ones
-    _, values = _values("nll_loss", weight)
+    _, values = operand_values("nll_loss", weight)
     return counts, Value(values.codes[jnp.where(counts, target, 0)])
 
 
@@ -77,7 +71,7 @@ def nll_loss(
         NotModelled: The dtype or the reduction is another one.
     """
     _check(reduction)
-    fmt, values = _values("nll_loss", x)
+    fmt, values = operand_values("nll_loss", x)
     target = jnp.asarray(target)
     counts, weights = _weights(fmt, target, weight, ignore_index)
     chosen = Value(jnp.take_along_axis(values.codes, jnp.where(counts, target, 0)[:, None], axis=1)[:, 0])
@@ -123,11 +117,11 @@ def nll_loss_backward(
         NotModelled: The dtype or the reduction is another one.
     """
     _check(reduction)
-    (fmt, values), (_, grads) = _values("nll_loss_backward", x), _values("nll_loss_backward", grad)
+    (fmt, values), (_, grads) = operand_values("nll_loss_backward", x), operand_values("nll_loss_backward", grad)
     target = jnp.asarray(target)
     counts, weights = _weights(fmt, target, weight, ignore_index)
     if reduction == "mean":
-        grads = round_value(grads / _values("nll_loss_backward", total_weight)[1], fmt)
+        grads = round_value(grads / operand_values("nll_loss_backward", total_weight)[1], fmt)
     each = -round_value(weights * Value(jnp.broadcast_to(grads.codes, target.shape)), fmt)
     classes = jnp.arange(values.codes.shape[1])
     hit = (classes[None] == jnp.expand_dims(target, 1)) & counts[:, None]
@@ -168,11 +162,11 @@ def cross_entropy(
         return loss
     if weight is not None:
         raise NotModelled("cross_entropy: got label_smoothing and weight; known is one of them (torch_cuda/losses.py)")
-    fmt, value = _values("cross_entropy", loss)
-    spread = -_values("cross_entropy", reduce("sum", logarithms, -1, gpu=gpu))[1]
+    fmt, value = operand_values("cross_entropy", loss)
+    spread = -operand_values("cross_entropy", reduce("sum", logarithms, -1, gpu=gpu))[1]
     spread = where(jnp.asarray(target) == ignore_index, 0.0, spread)
     if reduction != "none":
-        spread = _values("cross_entropy", reduce("sum", result_array(spread, fmt), None, gpu=gpu))[1]
+        spread = operand_values("cross_entropy", reduce("sum", result_array(spread, fmt), None, gpu=gpu))[1]
     if reduction == "mean":
         spread = round_value(spread / _count(target, ignore_index, fmt), fmt)
     own, other = 1.0 - label_smoothing, label_smoothing / jnp.shape(x)[-1]
@@ -220,12 +214,12 @@ def cross_entropy_backward(
         )
     if weight is not None or reduction == "none":
         raise NotModelled("cross_entropy: got label_smoothing with weights or no reduction; known is one of them (torch_cuda/losses.py)")
-    fmt, grads = _values("cross_entropy", grad)
+    fmt, grads = operand_values("cross_entropy", grad)
     own = result_array(grads * (1.0 - label_smoothing), fmt)
     spread = round_value(grads * (label_smoothing / jnp.shape(x)[-1]), fmt)
     if reduction == "mean":
         spread = round_value(spread / _count(target, ignore_index, fmt), fmt)
-    _, of_target = _values("cross_entropy", nll_loss_backward(own, logarithms, target, total_weight, None, reduction, ignore_index))
+    _, of_target = operand_values("cross_entropy", nll_loss_backward(own, logarithms, target, total_weight, None, reduction, ignore_index))
     spread = where((jnp.asarray(target) == ignore_index)[:, None], 0.0, -spread)
     return log_softmax_backward(result_array(of_target + spread, fmt), logarithms, -1)
 

@@ -267,13 +267,7 @@ def _threads(length: int) -> int:
     return WARP if length < MAX_THREADS else MAX_THREADS
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "groups",
-        "eps",
-    ),
-)
+@partial(jax.jit, static_argnames=("groups", "eps"))
 def group_norm(
     x: ArrayLike, groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> tuple[Array, Array, Array]:

@@ -20,11 +20,10 @@ from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
 from tcemu.engine.arithmetic.f32_arithmetic import f32_code
-from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, powf, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import OPERATORS, round_value
-from tcemu.operations.functional.torch_cuda.rows import operand_codes, result_array
+from tcemu.operations.functional.torch_cuda.rows import operand_values, result_array
 
 FORMS = ("single", "foreach", "fused")
 VECTOR = 4  # elements that a thread of a fused kernel takes at a time
@@ -49,9 +48,7 @@ def _check(form: str) -> None:
         raise NotModelled(f"form={form!r}: expected one of {', '.join(FORMS)} (torch_cuda/optimizers.py, FORMS)")
 
 
-def _values(x: ArrayLike) -> tuple[Format, Value]:
-    fmt, codes = operand_codes("an optimizer's step", x)
-    return fmt, Value(convert(fmt, F32, codes))
+_values = partial(operand_values, "an optimizer's step")
 
 
 def adam_step(

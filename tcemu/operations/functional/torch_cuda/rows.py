@@ -196,5 +196,11 @@ def operand_codes(name: str, x: ArrayLike) -> tuple[Format, Array]:
     return fmt, codes
 
 
+def operand_values(name: str, x: ArrayLike) -> tuple[Format, Value]:
+    """Return an operand's format and its f32 values."""
+    fmt, codes = operand_codes(name, x)
+    return fmt, Value(convert(fmt, F32, codes))
+
+
 def result_array(value: Value, fmt: Format) -> Array:
     return to_float(fmt, convert(F32, fmt, value.codes), given_dtype(fmt))

@@ -6,10 +6,10 @@ All arrays have the axes [batch, heads of the keys, rows, ...]. Rows are the que
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,10 @@ import numpy as np
 from chex import PRNGKey
 from jax import Array
 
+from tcemu.base.records import Record
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.operations.products.recipes import Recipe
-from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer, Scheme, amax_codes, is_count, quantize
+from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer, Scheme, amax_codes, quantize
 from tcemu.operations.quantize.scale_groups import repeat_scales
 
 SCALE_SCOPES = ("tensor", "head", "block")
@@ -29,7 +30,7 @@ TILE_COLUMNS = 8  # columns of an accumulator's tile, which the four lanes of a 
 
 
 @dataclass(frozen=True)
-class Flash:
+class Flash(Record):
     """The blocks, scales and sums of FlashAttention 2 (arXiv 2307.08691) and 3 (arXiv 2407.08608).
 
     Attributes:
@@ -64,12 +65,8 @@ class Flash:
     division: str = "rcp.approx"
 
     def __post_init__(self) -> None:
-        for name in ("block_q", "block_k", "promote"):
-            if isinstance(value := getattr(self, name), np.integer):
-                object.__setattr__(self, name, int(value))
-        for name in ("block_q", "block_k"):
-            if not is_count(getattr(self, name)):
-                raise ValueError(f"Flash({name}={getattr(self, name)!r}): expected a number of rows, 1 or more")
+        choices = {"scales": SCALE_SCOPES, "exp2": EXPONENTIALS, "division": DIVISIONS}
+        self.check_fields(flags="hadamard", counts="block_q block_k", optional_counts="promote", **choices)
         if self.block_k % TILE_COLUMNS:
             raise ValueError(f"Flash(block_k={self.block_k}): expected a multiple of {TILE_COLUMNS}, the columns of an accumulator's tile")
         if isinstance(self.p_scale, bool) or not isinstance(self.p_scale, int | float | np.number):
@@ -77,20 +74,11 @@ class Flash:
         object.__setattr__(self, "p_scale", float(self.p_scale))
         if not (isfinite(self.p_scale) and self.p_scale > 0):
             raise ValueError(f"Flash(p_scale={self.p_scale!r}): expected a positive number, as 256")
-        for name, known in (("scales", SCALE_SCOPES), ("exp2", EXPONENTIALS), ("division", DIVISIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"Flash({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
-        if not isinstance(self.hadamard, bool):
-            raise ValueError(f"Flash(hadamard={self.hadamard!r}): expected True or False")
-        if self.promote is not None and not (is_count(self.promote) and self.promote % self.block_k == 0):
+        if self.promote is not None and self.promote % self.block_k:
             raise ValueError(
                 f"Flash(promote={self.promote!r}): expected a multiple of block_k={self.block_k}, in keys, or None; a smaller interval is "
                 "a field of the recipe, in instructions: recipe.replace(promote=...)"
             )
-
-    def replace(self, **changes: Any) -> Flash:
-        """Return the value with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
 
     def check_recipes(self, qk: Recipe, pv: Recipe) -> None:
         """Raise ValueError where blocks do not fit the recipes of Q·Kᵀ and P·V."""
@@ -241,15 +229,7 @@ def _quantize_queries(
 def _quantize_parts(scheme: Scheme, x: Array, scope: str, key: PRNGKey | None, along_depth: bool = False) -> QuantizedOperand:
     """Quantises parts [B, K, ..., blocks, R, depth] of an operand, each with the scale of the parts that share it.
 
-    Args:
-        scheme: The quantisation.
-        x: The parts.
-        scope: As `Flash.scales`.
-        key: JAX random key, where the quantiser rounds stochastically.
-        along_depth: The blocks are split along the axis that is summed.
-
-    Returns:
-        The quantised parts. A tensor's scale has the shape [..., 1, 1].
+    scope: as `Flash.scales`. along_depth: the blocks are split along the axis that is summed. A tensor's scale has the shape [..., 1, 1].
     """
     lead = x.shape[:-2]
     flat = x.reshape(-1, *x.shape[-2:])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tcemu.base.errors import Unsupported
+from tcemu.base.records import Record, check_positive_integers
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.sum_tree import CHAINED, ORDERS
@@ -21,21 +20,8 @@ SCALES = ("tensor", "rows")
 BIASES = tuple(f"{fmt} {of}" for fmt in ("f32", "f16", "bf16") for of in ("columns", "outputs"))
 
 
-def check_positive_integers(*, optional: bool = False, **values: Any) -> None:
-    """Raises ValueError unless all values are integers of 1 or more; `optional` allows None."""
-    for name, value in values.items():
-        if (value is not None or not optional) and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r}: expected an integer of 1 or more{', or None' if optional else ''}")
-
-
-def check_choice(name: str, value: Any, expected: Collection) -> None:
-    """Raises ValueError unless the value is one of the expected ones."""
-    if value not in expected:
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, expected))}")
-
-
 @dataclass(frozen=True)
-class Epilogue:
+class Epilogue(Record):
     """The computation on the f32 total: y = alpha · scale_a · scale_b · total + beta · bias in f32, then one rounding to the result.
 
     All roundings are to nearest even.
@@ -63,17 +49,12 @@ class Epilogue:
     between: Format | None = None
 
     def __post_init__(self) -> None:
-        for name in ("scaled", "saturate", "plus_zero"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected True or False")
+        self.check_fields(flags="scaled saturate plus_zero", roundings=(1, 2), scaling=SCALINGS, between=(None, F16, BF16))
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
                 raise ValueError(f"{name}={value!r}: expected a finite number")
             object.__setattr__(self, name, float(value))
-        check_choice("roundings", self.roundings, (1, 2))
-        check_choice("scaling", self.scaling, SCALINGS)
-        check_choice("between", self.between, (None, F16, BF16))
         if not self.scaled and (self.alpha != 1.0 or self.scaling != "folded" or not self.plus_zero or self.roundings == 1):
             raise ValueError(
                 f"alpha={self.alpha}, scaling={self.scaling!r}, plus_zero={self.plus_zero}, roundings={self.roundings}: "
@@ -95,7 +76,7 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class Conditions(Record):
     """The conditions under which a kernel recipe was observed to hold. None: unspecified; for m and n: any.
 
     Attributes:
@@ -129,15 +110,13 @@ class Conditions:
     probability: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive_integers(optional=True, m=self.m, n=self.n, sm_count=self.sm_count, alignment=self.alignment)
+        self.check_fields(optional_counts="m n sm_count alignment", scales=(None, *SCALES), bias=(None, *BIASES))
         if self.workspace is not None and (isinstance(self.workspace, bool) or not isinstance(self.workspace, int) or self.workspace < 0):
             raise ValueError(f"workspace={self.workspace!r}: expected a number of bytes")
         for name in ("library", "version", "gpu", "layout", "evidence"):
             value = getattr(self, name)
             if not (isinstance(value, str) or (value is None and name != "evidence")):
                 raise ValueError(f"{name}={value!r}: expected text")
-        check_choice("scales", self.scales, (None, *SCALES))
-        check_choice("bias", self.bias, (None, *BIASES))
         if self.probability is not None and not (isinstance(self.probability, float) and 0 < self.probability <= 1):
             raise ValueError(f"probability={self.probability!r}: expected a number above 0, at most 1.0, or None")
 
@@ -170,7 +149,7 @@ def even_edges(k: int, count: int, grain: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Slices:
+class Slices(Record):
     """The slices of K, each summed separately. Made by `single`, `even`, `from_edges` or `interleaved`.
 
     Attributes:
@@ -188,7 +167,7 @@ class Slices:
     dropped: int = 0
 
     def __post_init__(self) -> None:
-        check_positive_integers(k=self.k)
+        self.check_fields(counts="k")
         if isinstance(self.dropped, bool) or not isinstance(self.dropped, int) or not 0 <= self.dropped < self.k:
             raise ValueError(f"dropped={self.dropped!r}: expected an integer from 0, below k={self.k}")
         if not isinstance(self.edges, tuple) or (self.dealt is None) == (not self.edges):
@@ -245,7 +224,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Record):
     """A slice summed by a tensor core: instruction after instruction along K, from +0.
 
     Attributes:
@@ -269,7 +248,7 @@ class Steps:
         object.__setattr__(self, "target", used.target)
         if used.op.sparse or used.op.scaling is not None or used.op.d != F32:
             raise Unsupported(f"{used.op}: a kernel recipe takes a dense instruction with results f32. PTX ISA {manual_section(used.op)}")
-        check_positive_integers(optional=True, residue=self.residue, restart=self.restart)
+        self.check_fields(optional_counts="residue restart")
         if self.restart is not None and (self.restart % used.op.k or self.residue is not None):
             raise ValueError(f"restart={self.restart}: expected a multiple of the instruction's K, {used.op.k}, and no residue")
 
@@ -286,7 +265,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Lanes(Record):
     """A slice summed without a tensor core: each lane has a chain of f32 multiply-adds, and the lanes' sums are joined.
 
     Attributes:
@@ -311,16 +290,10 @@ class Lanes:
     start: str = "zero"
 
     def __post_init__(self) -> None:
-        check_positive_integers(lanes=self.lanes, vector=self.vector)
-        check_positive_integers(optional=True, chunk=self.chunk)
-        check_choice("join", self.join, ORDERS)
-        check_choice("product", self.product, (None, F16, BF16))
-        check_choice("start", self.start, STARTS)
+        choices = {"join": ORDERS, "product": (None, F16, BF16), "start": STARTS}
+        self.check_fields(flags="fused flush", counts="lanes vector", optional_counts="chunk", **choices)
         if self.product is not None and self.fused:
             raise ValueError(f"product={self.product}: expected fused=False with it: a product that is rounded cannot be part of an fma")
-        for name in ("fused", "flush"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected True or False")
 
     def __str__(self) -> str:
         said = "f32 fma" if self.fused else f"{self.product or F32} products and f32 sums, each rounded"
@@ -332,7 +305,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Merge:
+class Merge(Record):
     """The merge of the slices' f32 sums, each addition in f32 and rounded to nearest even.
 
     The sums that are rounded to `partial`, while they wait, are those of the slices, the running sum (`serial`), or both (`atomic`).
@@ -356,13 +329,11 @@ class Merge:
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("order", self.order, ORDERS)
-        check_choice("partial", self.partial, PARTIALS)
-        check_choice("start", self.start, STARTS)
-        if not isinstance(self.serial, bool) or (self.serial and self.partial == F32):
-            raise ValueError(f"serial={self.serial!r}: expected True or False, and False where partial is f32")
-        if not isinstance(self.atomic, bool) or (self.atomic and (self.serial or self.partial == F32)):
-            raise ValueError(f"atomic={self.atomic!r}: expected True or False, and False with serial=True and where partial is f32")
+        self.check_fields(flags="serial atomic", order=ORDERS, partial=PARTIALS, start=STARTS)
+        if self.serial and self.partial == F32:
+            raise ValueError("serial=True: expected False where partial is f32")
+        if self.atomic and (self.serial or self.partial == F32):
+            raise ValueError("atomic=True: expected False with serial=True and where partial is f32")
         if (self.serial or self.start == "zero") and self.order not in CHAINED:
             raise ValueError(f"order={self.order!r}: expected {' or '.join(CHAINED)} with serial=True, and with start='zero'")
 
@@ -382,7 +353,7 @@ class Merge:
 
 
 @dataclass(frozen=True, eq=False)
-class KernelRecipe:
+class KernelRecipe(Record):
     """The computation of A·B by one kernel of a library, for one K: a frozen value that `tcemu.matmul` takes as `recipe`.
 
     All outputs are added in the same order. Every NaN is the canonical one: its bits are no claim about the library. Recipes are equal if
@@ -419,10 +390,7 @@ class KernelRecipe:
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name}={getattr(self, name)!r}: expected {kind}")
-        for name in ("a", "b"):
-            check_choice(name, getattr(self, name), FACTORS)
-        check_choice("dtype", self.dtype, RESULTS)
-        check_choice("cast", self.cast, CASTS)
+        self.check_fields(a=FACTORS, b=FACTORS, dtype=RESULTS, cast=CASTS)
         if self.cast == "RNA" and (self.a, self.b) != (TF32, TF32):
             raise ValueError('cast="RNA": expected operands in tf32')
         if isinstance(self.unit, Steps) and (self.unit.op.a, self.unit.op.b) != (self.a, self.b):
@@ -445,10 +413,6 @@ class KernelRecipe:
     def k(self) -> int:
         """K of the product."""
         return self.slices.k
-
-    def replace(self, **changes: Any) -> KernelRecipe:
-        """Return the recipe with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
 
     def without_shape(self) -> KernelRecipe:
         """Return the recipe without its conditions on M and N, for some rows and columns of a product: outputs have the same bits there."""

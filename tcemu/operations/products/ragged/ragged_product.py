@@ -56,11 +56,21 @@ class RaggedForm:
     count: int  # number of groups
     dtype: np.dtype  # dtype of the result
 
+    @partial(jax.jit, static_argnums=0)
     def bits(self, operands: RaggedOperands) -> Array:
-        return lax.bitcast_convert_type(_ragged_product_codes(self, operands), self.dtype)
+        multiply = {"depth": _multiply_depth_groups, "batch": _multiply_batch_groups}.get(self.kind, _multiply_row_groups)
+        return lax.bitcast_convert_type(round_result(operands.recipe, multiply(self, operands), self.dtype), self.dtype)
 
+    @partial(jax.jit, static_argnums=0)
     def smooth(self, operands: RaggedOperands) -> Array:
-        return _smooth_ragged_product(self, operands)
+        """Computes the product in plain f32, from the quantised operands, or for "straight_through" from the given ones."""
+        raw = operands.recipe.backward == "straight_through"
+        numbers = (operands.a, operands.b) if raw else _dequantized_operands(self, jax.tree.map(lax.stop_gradient, operands))
+        a, b = (
+            attach_derivative(number.astype(jnp.float32), x.astype(jnp.float32))
+            for number, x in zip(numbers, (operands.a, operands.b), strict=True)
+        )
+        return _plain_ragged_product(self, a, b, operands.groups)
 
     def backward(self, operands: RaggedOperands, g: Array) -> RaggedOperands:
         recipe, a, b, groups, keys = operands.recipe, operands.a, operands.b, operands.groups, product_keys(operands.key)
@@ -95,18 +105,6 @@ def ragged_product(form: RaggedForm, operands: RaggedOperands) -> Array:
     Batch indices of no group have results, as in JAX: they are one more group.
     """
     return differentiable_product(form, operands)
-
-
-@partial(jax.jit, static_argnums=0)
-def _ragged_product_codes(form: RaggedForm, operands: RaggedOperands) -> Array:
-    """Computes the codes of the result."""
-    total = {
-        "rows": _multiply_row_groups,
-        "columns": _multiply_row_groups,
-        "depth": _multiply_depth_groups,
-        "batch": _multiply_batch_groups,
-    }[form.kind](form, operands)
-    return round_result(operands.recipe, total, form.dtype)
 
 
 # ---- groups of rows, or of columns
@@ -337,18 +335,6 @@ def batch_group_amax(form: RaggedForm, scheme: Scheme, x: Array, groups: Array) 
 
 
 # ---- derivatives
-
-
-@partial(jax.jit, static_argnums=0)
-def _smooth_ragged_product(form: RaggedForm, operands: RaggedOperands) -> Array:
-    """Computes the product in plain f32, from the quantised operands, or for "straight_through" from the given ones."""
-    raw = operands.recipe.backward == "straight_through"
-    numbers = (operands.a, operands.b) if raw else _dequantized_operands(form, jax.tree.map(lax.stop_gradient, operands))
-    a, b = (
-        attach_derivative(number.astype(jnp.float32), x.astype(jnp.float32))
-        for number, x in zip(numbers, (operands.a, operands.b), strict=True)
-    )
-    return _plain_ragged_product(form, a, b, operands.groups)
 
 
 def _plain_ragged_product(form: RaggedForm, a: Array, b: Array, groups: Array) -> Array:

@@ -22,10 +22,8 @@ To add a claim:
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from typing import Any
 
-from tcemu.base.results import check_type, read_float, read_result
-from tcemu.uses.study.claims.claim_types import OUTCOME_KIND, OUTCOME_VERSION, Claim, Outcome
+from tcemu.uses.study.claims.claim_types import Claim, Outcome
 
 CLAIM_MODULES = (
     "fp8_sums",
@@ -65,32 +63,4 @@ def get_claim(name: str) -> Claim:
     return known[name]
 
 
-OUTCOME_MEMBERS = (
-    "title", "claim", "citation", "link", "setting", "differs", "quick", "reduced", "seeds", "values", "versions", "records",
-)  # fmt: skip
-
-
-def read_outcome(text: str) -> Outcome:
-    """Read the outcome of a claim that `Outcome.to_json` wrote, as `tcemu study NAME --out FOLDER` does.
-
-    Args:
-        text: JSON text. It is not trusted: unknown names are rejected, and records must agree with the claim and the values.
-
-    Returns:
-        An outcome that equals the saved one.
-
-    Raises:
-        ValueError: The text is no outcome of this version of the format, or its claim has other words or quantities now.
-    """
-    return read_result(text, OUTCOME_KIND, OUTCOME_VERSION, OUTCOME_MEMBERS, _make_outcome)
-
-
-def _make_outcome(data: dict[str, Any]) -> Outcome:
-    for value in [value for values in data["values"].values() for value in values]:
-        check_type("values", read_float(value), float)
-    for seed in data["seeds"]:
-        check_type("seeds", seed, int)
-    for version in data["versions"].values():
-        check_type("versions", version, str)
-    check_type("quick", data["quick"], bool)
-    return Outcome.from_facts(get_claim(data["claim"]), data)
+read_outcome = Outcome.from_json

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tcemu.base.plain_values import Codec, Codecs
 from tcemu.base.plots import dot_plot, line_plot, suits_log_axis
 from tcemu.base.provenance import installed_versions
-from tcemu.base.results import Result, Table, read_float
+from tcemu.base.results import SavedResult, Table
 from tcemu.base.text import table_lines, wrap_lines
 
 if TYPE_CHECKING:
@@ -136,11 +138,8 @@ class QuantityResult(NamedTuple):
         return None if self.quantity.published is None else self.ours - self.quantity.published
 
 
-OUTCOME_KIND, OUTCOME_VERSION = "tcemu study outcome", 2
-
-
 @dataclass(frozen=True, repr=False)
-class Outcome(Result):
+class Outcome(SavedResult):
     """The outcome of a claim's measurement. `str()` is an account for people, and `records()` has a row for each quantity.
 
     `tcemu.study.read_outcome` reads what `to_json` writes.
@@ -153,21 +152,27 @@ class Outcome(Result):
         versions: Versions of tcemu and the packages that computed; empty in files of before they were recorded.
     """
 
+    saved_as = "tcemu study outcome", 2
+
     claim: Claim
     seeds: tuple[int, ...]
     quick: bool
     values: Mapping[str, tuple[float, ...]]
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_facts(cls, claim: Claim, facts: Mapping[str, Any]) -> Outcome:
-        """Rebuild an outcome from a JSON file with the words that the claim has now. facts: contents of the file, as in `to_dict()`."""
-        values = {name: tuple(map(read_float, values)) for name, values in facts["values"].items()}
-        return cls(claim, tuple(facts["seeds"]), facts["quick"], values, dict(facts.get("versions", {})))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the claim's texts, the values and the records as plain values."""
-        return {"kind": OUTCOME_KIND, "version": OUTCOME_VERSION, **self.table().to_dict()}
+        return self.to_members({Claim: Codec(lambda claim: claim.name, str)})
+
+    @classmethod
+    def from_members(cls, data: dict[str, Any], codecs: Codecs | None = None) -> Self:
+        get_claim = import_module("tcemu.uses.study.claims").get_claim  # the folder's list of claims stands on this module
+        return super().from_members({"versions": {}, **data}, codecs or {Claim: Codec(str, get_claim)})
+
+    @classmethod
+    def from_facts(cls, claim: Claim, facts: dict[str, Any]) -> Outcome:
+        """Rebuild an outcome from a JSON file with the words that the claim has now. facts: contents of the file, as in `to_dict()`."""
+        return cls.from_members(facts, {Claim: Codec(str, lambda _: claim)})
 
     @property
     def rows(self) -> tuple[QuantityResult, ...]:

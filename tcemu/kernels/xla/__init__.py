@@ -1,0 +1,1 @@
+"""JAX functions as XLA compiles them for a GPU, run without it."""

@@ -1,0 +1,238 @@
+"""`tcemu.xla`: what XLA compiled on an NVIDIA H200 gives the words that it gave there, and what has no rule is refused by name."""
+
+import importlib.util
+import tarfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tcemu.xla
+from tcemu.base.errors import NotModelled
+from tcemu.kernels.xla.element_moves import evaluate_movement
+from tcemu.kernels.xla.hlo_text import ArrayShape, Slice, Thunk, parse_buffers, parse_literal, parse_module, parse_thunks
+
+TESTS = Path(__file__).parents[2]
+RECORDED = TESTS / "golden" / "xla_h200.tar.xz"
+spec = importlib.util.spec_from_file_location("recorded_xla_programs", TESTS / "gpu_runs" / "xla_programs.py")
+xla_programs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(xla_programs)
+CASES = {name: (function, operands) for name, function, operands in xla_programs.cases()}
+USUAL = ("adam_step", "embedded", "recurrent_bf16")
+WHOLE = ("block_bf16_16x64", "gated_f16", "logsumexp_f32", "variance_bf16")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The folder of XLA's dumps, and the words."""
+    folder = tmp_path_factory.mktemp("xla")
+    with tarfile.open(RECORDED) as archive:
+        archive.extractall(folder, filter="data")
+    return folder, np.load(folder / "words.npz")
+
+
+@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(name, marks=pytest.mark.full) for name in WHOLE)])
+def test_a_program_of_the_gpu(recorded, name):
+    """Its inputs alone are given: 0 words of any result differ."""
+    folder, words = recorded
+    (program,) = tcemu.xla.read(folder / f"default.{name}", target="H200")
+    result, report = program.run(*jax.tree.leaves(CASES[name][1]))
+    found = [xla_programs.words(leaf) for leaf in jax.tree.leaves(result)]
+    wanted = [words[f"default.{name}.{number}"] for number in range(len(found))]
+    assert [int((x != y).sum()) for x, y in zip(found, wanted, strict=True)] == [0] * len(found)
+    assert {step.kernel for step in report.steps} - {""} <= set(program.kernels)
+    # sums of floats that atomics add have no order of their own
+    doubts = {doubt for step in report.steps for doubt in step.inexact}
+    assert doubts == ({"atom.add of floats: the order of the threads is open"} if name == "embedded" else set()), doubts
+
+
+def test_the_report_and_each_step(recorded):
+    folder, words = recorded
+    (program,) = tcemu.xla.read(folder / "default.adam_step", target="H200")
+    seen = []
+    result, report = program.run(*jax.tree.leaves(CASES["adam_step"][1]), watch=lambda step, results: seen.append((step, results)))
+    assert [step for step, _ in seen] == list(report.steps)
+    last, results = seen[-1]
+    assert any(np.array_equal(xla_programs.words(x), words["default.adam_step.0"]) for x in results)
+    assert f"Steps of {program.name} on sm_90a" in str(report) and last.kernel in str(report)
+    assert report.records()[-1]["bits"] == "exact"
+    assert len(result) == 3
+
+
+def test_operands_of_another_type_are_refused(recorded):
+    (program,) = tcemu.xla.read(recorded[0] / "default.adam_step", target="H200")
+    with pytest.raises(ValueError, match=r"got float64\[2\]; it was compiled for float32\[300, 7\], "):
+        program.run(np.zeros(2))
+
+
+def test_a_folder_without_a_dump(tmp_path, recorded):
+    with pytest.raises(FileNotFoundError, match="--xla_dump_to="):
+        tcemu.xla.read(tmp_path, target="H200")
+    source = next((recorded[0] / "default.adam_step").glob("*_gpu_after_optimizations.txt"))
+    (tmp_path / source.name).write_text(source.read_text())
+    with pytest.raises(FileNotFoundError, match=r"thunk_sequence\.txt, .*thunk_metadata\.txt, .*buffer-assignment\.txt is not there"):
+        tcemu.xla.read(tmp_path, target="H200")
+
+
+# ---- programs written here
+
+HEAD = "HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[2]{0})->f32[2]{0}}\n\n"
+LOOP = f"""{HEAD}%condition (s.1: (s32[], f32[2])) -> pred[] {{
+  %s.1 = (s32[], f32[2]{{0}}) parameter(0)
+  ROOT %less = pred[] custom-call(%s.1#0), custom_call_target="less"
+}}
+
+ENTRY %main (x: f32[2]) -> f32[2] {{
+  %x = f32[2]{{0}} parameter(0), metadata={{op_name="x"}}
+  ROOT %y = f32[2]{{0}} custom-call(%x), custom_call_target="__cublas$gemm", metadata={{op_name="jit(f)/dot"}}
+}}
+"""
+BUFFERS = """BufferAssignment:
+allocation 0: size 8, page 0, parameter 0, shape |f32[2]| at ShapeIndex {}:
+ value: <1 x @0> (size=8,offset=0): f32[2]{0}
+allocation 1: size 300, page 0, maybe-live-out:
+ value: <2 y{1,0} (phi) @0> (size=8,offset=256): f32[2]{0}
+ value: <3 y @0> (size=8,offset=0): f32[2]{0}
+allocation 2: size 4, page 0, thread-local:
+ value: <4 inner @0> (size=4,offset=0): f32[]
+"""
+
+
+def program_of(text=LOOP, kind="kGemm"):
+    return tcemu.xla.XlaProgram(parse_module(text), BUFFERS, {"y": [Thunk(1, kind)]}, (), "H200")
+
+
+def test_what_has_no_rule_is_named():
+    x = np.zeros(2, np.float32)
+    with pytest.raises(NotModelled, match=r"jit_f: y calls the library function __cublas\$gemm, which has no rule in tcemu\.xla"):
+        program_of().run(x)
+    with pytest.raises(NotModelled, match="the runtime's steps do not name z, which is a fft"):
+        program_of(LOOP.replace("%y = ", "%z = ").replace("custom-call(%x)", "fft(%x)")).run(x)
+    with pytest.raises(NotModelled, match="the dump has no PTX of gemm_1: make it with --xla_dump_emitter_re=ptx"):
+        program_of().ptx_module("gemm_1")
+    with pytest.raises(NotModelled, match="is_scheduled=true"):
+        parse_module(LOOP.replace("is_scheduled=true", "is_scheduled=false"))
+
+
+def test_copies_and_fills():
+    x = np.array([1.5, -2], np.float32)
+    assert np.array_equal(program_of(kind="kCopy").run(x)[0], x)
+    assert np.array_equal(program_of(kind="kMemzero").run(x)[0], np.zeros(2, np.float32))
+
+
+def test_buffers_and_thunks():
+    sizes, places = parse_buffers(BUFFERS)
+    assert sizes == {0: 8, 1: 300}
+    assert places == {("x", ()): Slice(0, 0, 8), ("y", (1, 0)): Slice(1, 256, 8), ("y", ()): Slice(1, 0, 8)}
+    sequence = (
+        "001: kCustomKernel [source | next=002 (1)] sort_6_1 grid: [8, 1, 1] threads: [64, 1, 1]  shared_memory: 24 bytes\n"
+        "    002: kCopy [prev=001 (1) | sink ] kCopy\n"
+    )
+    named = 'thunk_info {\n    profile_annotation: "%s"\n    thunk_id: %d\n  }\n'
+    assert parse_thunks(sequence, named % ("fusion.1", 2) + named % ("fusion.1", 1) + named % ("gone", 7)) == {
+        "fusion.1": [Thunk(1, "kCustomKernel", "sort_6_1", (8, 1, 1), (64, 1, 1), None, 24), Thunk(2, "kCopy")]
+    }
+
+
+def test_instructions():
+    text = HEAD + (
+        "ENTRY %main.3 (x.1: f32[4,2]) -> (f32[4,2], s32[]) {\n"
+        "  %x.1 = f32[4,2]{0,1} parameter(0), sharding={mesh[], [{}, {}]}\n"
+        "  %f = (f32[4,2]{1,0:T(8)}, (s32[], /*index=1*/bf16[])) fusion(%x.1, /*index=1*/%x.1#2#0), "
+        'calls=%a.b, metadata={op_name="w[\\"a\\"](1)"}\n'
+        "  ROOT %t = (f32[4,2]{1,0}, s32[]) tuple(%f#0, %f#1#0)\n}\n"
+    )
+    module = parse_module(text)
+    x, fused, root = module.computations["main.3"]
+    assert (module.name, module.entry, x.shape) == ("jit_f", "main.3", ArrayShape(np.dtype(np.float32), (4, 2), (1, 0)))
+    assert fused.operands == (("x.1", ()), ("x.1", (2, 0))) and fused.attribute("calls") == "a.b" and not fused.attribute("body")
+    assert fused.shape[1][1].dtype == ml_dtypes.bfloat16 and root.is_root and root.operands == (("f", (0,)), ("f", (1, 0)))
+    array = np.arange(8, dtype=np.float32).reshape(4, 2)
+    assert x.shape.to_bytes(array).view(np.float32).tolist() == array.T.reshape(-1).tolist()
+    assert np.array_equal(x.shape.from_bytes(x.shape.to_bytes(array)), array)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "wanted"),
+    [
+        ("f32", "-inf", -np.inf), ("pred", "{true, false, true}", [True, False, True]), 
+        ("s32", "{ { 1, -2 }, { 3, 4 } }", [[1, -2], [3, 4]]),
+        ("bf16", "1e-3", ml_dtypes.bfloat16(1e-3)), ("c64", "{(1, -2), (0.5, 3)}", [1 - 2j, 0.5 + 3j]), ("u8", "{/*i0=0*/ 7, 8}", [7, 8]),
+    ],
+)  # fmt: skip
+def test_constants(dtype, text, wanted):
+    from tcemu.kernels.xla.hlo_text import DTYPES
+
+    wanted = np.array(wanted, DTYPES[dtype])
+    found = parse_literal(ArrayShape(np.dtype(DTYPES[dtype]), wanted.shape, tuple(range(wanted.ndim))), text)
+    assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+
+
+def test_a_constant_that_the_dump_leaves_out():
+    with pytest.raises(NotModelled, match="--xla_dump_large_constants"):
+        parse_literal(ArrayShape(np.dtype(np.float32), (100,), (0,)), "{...}")
+
+
+MOVED = HEAD + (
+    "ENTRY %main (x: f32[3,4], i: s32[], u: f32[1,4]) -> f32[3,4] {\n"
+    "  %x = f32[3,4]{1,0} parameter(0)\n  %i = s32[] parameter(1)\n  %u = f32[1,4]{1,0} parameter(2)\n"
+    "  %two = s32[] constant(2)\n  %zero = s32[] constant(0)\n  %j = s32[] subtract(%two, %i)\n"
+    "  %less = pred[] compare(%j, %zero), direction=LT\n  %k = s32[] select(%less, %zero, %j)\n"
+    "  %row = f32[1,4]{1,0} dynamic-slice(%x, %k, %zero), dynamic_slice_sizes={1,4}\n"
+    "  %turned = f32[4,1]{0,1} bitcast(%row)\n  %back = f32[1,4]{1,0} bitcast(%turned)\n"
+    "  ROOT %y = f32[3,4]{1,0} dynamic-update-slice(%x, %back, %i, %zero)\n}\n"
+)
+
+
+@pytest.mark.parametrize("i", [-5, 0, 1, 2, 9])
+def test_moved_elements(i):
+    """As JAX on this CPU, with starts that are clamped."""
+    x, u = np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((1, 4), np.float32)
+    body = parse_module(MOVED).computations["main"]
+    k = max(2 - i, 0)
+    wanted = jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, (k, 0), (1, 4)), (jnp.int32(i), jnp.int32(0)))
+    assert np.array_equal(evaluate_movement("f", body, [x, np.int32(i), u]), wanted)
+
+
+def test_a_copy_that_computes_is_refused():
+    body = parse_module(MOVED.replace("dynamic-update-slice(%x, %back, %i, %zero)", "exponential(%x)")).computations["main"]
+    with pytest.raises(NotModelled, match="f: y: exponential within a copy of elements"):
+        evaluate_movement("f", body, [np.zeros((3, 4), np.float32), np.int32(0), np.zeros((1, 4), np.float32)])
+
+
+# ---- compiling, where JAX has its CUDA plugin
+
+
+def test_a_gpu_without_a_description():
+    with pytest.raises(NotModelled, match=r"gpu='A100': tcemu\.xla describes H100 and H200\. Give .*gpu_target_config"):
+        tcemu.xla.compile(jnp.sin, np.zeros(2, np.float32), gpu="A100")
+
+
+def test_a_function_without_a_gpu(tmp_path):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's CUDA plugin is not installed: the extra `xla`")
+    emulated = tcemu.xla.emulate(lambda x, w: {"y": jnp.tanh(x) * w, "n": x.sum()}, gpu="H200")
+    x = np.linspace(-3, 3, 64, dtype=np.float32)
+    with pytest.raises(ValueError, match="not called yet"):
+        emulated.report()
+    found = emulated(x, np.float32(2))
+    assert np.allclose(found["y"], np.tanh(x) * 2, rtol=1e-6) and abs(found["n"] - x.sum()) < 1e-5
+    assert emulated(x[::-1], np.float32(2))["y"].tobytes() == np.ascontiguousarray(found["y"][::-1]).tobytes()
+    assert len(emulated.programs) == 1 and {record["bits"] for record in emulated.report().records()} == {"exact"}
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        tcemu.xla.compile(jnp.sin, x, gpu="H200", folder=tmp_path)
+
+
+def test_without_the_plugin(monkeypatch):
+    from jax.experimental import topologies
+
+    def refuse(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr("tcemu.kernels.xla.compilation.PLUGINS", ("none",))
+    with pytest.raises(NotModelled, match=r"pip install --no-deps jax-cuda13-plugin=="):
+        tcemu.xla.compile(jnp.sin, np.zeros(2, np.float32), gpu="H200")
