@@ -258,12 +258,12 @@ class Schedule:
         if statements[-1].executor is None:
             compile_together(statements, chunk.layout)
         chunk["active"], chunk.all_active = self._device_mask(mask), bool(mask.all())
-        for statement in statements:
+        for each in statements if self.observers else self.kernel.plan(statements, chunk.layout):
             chunk.previous = {}
-            statement.execute(chunk)
-            chunk.statement_count += 1
-            if self.observers:
-                event = ExecutedStatement(statement, chunk, mask, self.block_numbers)
+            each.execute(chunk)
+            chunk.statement_count += each.count
+            if isinstance(each, LinkedStatement) and self.observers:
+                event = ExecutedStatement(each, chunk, mask, self.block_numbers)
                 for observer in self.observers:
                     observer(event)
         self.reporter.raise_fault(chunk)

@@ -407,7 +407,9 @@ def _round_to_tf32(word: Array) -> Array:
 
 def _load_boxes(machine: Machine, copy: CopyValues, box: TensorBox, places: UnitPlaces, present: Array) -> Machine:
     """Copy units from global to shared memory."""
-    values = _shift_words(gather_words(machine.memory, places.first, UNIT_WORDS + 1), places.shift)
+    index = places.first[..., None] + np.arange(UNIT_WORDS + 1, dtype=np.int32)  # the last ones may lie behind all memory
+    words = machine.memory.at[index].get(mode="fill", fill_value=0)
+    values = _shift_words([words[..., i] for i in range(UNIT_WORDS + 1)], places.shift)
     is_tf32 = jnp.isin(box.element, jnp.asarray([maps.TYPE_NUMBERS[name] for name in ("tf32", "tf32_ftz")]))[:, None]
     values = [jnp.where(is_tf32, _round_to_tf32(value), value) for value in values]
     fill = jnp.where(box.nan_fill, np.uint32(maps.FILL_NAN), np.uint32(0))[:, None]
