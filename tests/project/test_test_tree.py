@@ -38,6 +38,7 @@ def test_folders_mirror_the_package():
         "faces/pytorch",
         "kernels/triton_kernels",
         "kernels/cute_dsl",
+        "kernels/xla_programs",
         "kernels/corpus",
         "faces/testing",
     }

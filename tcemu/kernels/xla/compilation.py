@@ -40,10 +40,9 @@ class Device(NamedTuple):
     clock: float  # GHz
 
 
-# Source: of the H200, XLA's own description on one (tests/gpu_runs/xla_programs.py); of the H100, the one that XLA ships for the H100 SXM
-# (xla/backends/gpu/target_config/specs/h100_sxm.txtpb)
+# Source: XLA's own descriptions on one of each (tests/gpu_runs/xla_programs.py)
 DEVICES = {
-    "H100": Device("NVIDIA H100 80GB HBM3", "9.0", 132, 84_942_979_072, 3_352_320_000_000, 52_428_800, 1.98),
+    "H100": Device("NVIDIA H100 80GB HBM3", "9.0", 132, 85_017_493_504, 3_352_320_000_000, 52_428_800, 1.98),
     "H200": Device("NVIDIA H200", "9.0", 132, 150_109_880_320, 4_814_304_000_000, 62_914_560, 1.98),
 }
 # Of compute capability 9.0. Units: for XLA's number of a type, clock in GHz (None: the GPU's), units of a core, operations a clock
@@ -52,7 +51,7 @@ HOPPER = """
   threads_per_core_limit: 2048 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536 registers_per_block_limit: 65536
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 device_vendor: "NVIDIA Corporation" device_address_bits: 64
-  pcie_bandwidth: 34359738368 ecc_enabled: true driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
+  pcie_bandwidth: 68719476736 ecc_enabled: true driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
   dnn_version: "9.10.0" cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
 """
 SCALAR_UNITS = {4: (None, 64, 1), 8: (None, 64, 1), 10: (None, 128, 2), 11: (None, 128, 1), 12: (None, 64, 1), 16: (None, 128, 2)}

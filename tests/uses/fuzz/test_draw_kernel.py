@@ -203,13 +203,13 @@ def test_the_cpu_kernel_draws_what_xla_draws(op):
 
 
 @kernels_run
+@pytest.mark.parametrize("op", sample_cases([E4M3_MMA, SMALL], [E4M3_MMA]))
 @pytest.mark.parametrize("kind", sample_cases([kind.name for kind in KINDS], ("cancellation",)))
-def test_the_cpu_kernel_draws_each_kind_alone(kind):
-    for op in (SMALL, E4M3_MMA):
-        draw = lambda op=op: generate(op, 3, 0, 400, kinds=[kind])
-        wanted, found = by_portable(draw), draw()
-        assert all((found[name] == codes).all() for name, codes in wanted.items())
-        assert all(len(np.unique(wanted[name])) > 2 for name in "abc")
+def test_the_cpu_kernel_draws_each_kind_alone(kind, op):
+    draw = lambda: generate(op, 3, 0, 400, kinds=[kind])
+    wanted, found = by_portable(draw), draw()
+    assert all((found[name] == codes).all() for name, codes in wanted.items())
+    assert all(len(np.unique(wanted[name])) > 2 for name in "abc")
 
 
 @kernels_run
@@ -250,7 +250,7 @@ def assert_equal_counts(wanted, found):
 
 
 @kernels_run
-@pytest.mark.parametrize("compared", sample_cases(COMPARED, COMPARED[:3]))
+@pytest.mark.parametrize("compared", sample_cases(COMPARED, COMPARED[2:3]))
 def test_the_comparing_kernel_counts_what_the_portable_way_counts(compared):
     wanted, found, calls = runs(compared, True, 700)
     assert_equal_counts(wanted, found)

@@ -85,7 +85,7 @@ def find_small_matrix_kernel(
 
 
 def share_products(left: RegisterKernel, right: RegisterKernel) -> bool:
-    """Return whether the steps of one kernel are made of whole steps of the other, on the same words of shared memory and without chains."""
+    """Return whether steps of one kernel are made of whole steps of the other, on the same words of shared memory and without chains."""
     plans, forms = [], []
     for kernel in (left, right):
         plans.append((_plan(kernel), kernel.spec.a, kernel.spec.b, kernel.warp))
