@@ -13,7 +13,7 @@ from tcemu.base.results import Result, Table
 from tcemu.engine.isa.targets import resolve_target
 from tcemu.operations.products.library.kernel_json import to_dict
 from tcemu.uses.drift.alignment import MOVEMENTS
-from tcemu.uses.drift.causes import MAX_TWINS, Side, explain_with_producers, fit_recipe
+from tcemu.uses.drift.causes import MAX_TWINS, explain_result, fit_recipe
 from tcemu.uses.drift.locate import RecordSource
 from tcemu.uses.drift.prediction import EQUAL, predict_operation, recorded_kernels
 from tcemu.uses.drift.records import Operation, Record, read_record
@@ -117,15 +117,7 @@ def _identify_operation(run: Record, operation: Operation, targets: tuple[str, .
         if line.verdict == EQUAL and line.words and answer is not None:
             recipe = None if answer.recipe is None else to_dict(answer.recipe)
             return IdentifiedOperation(*facts, f"{line.kernel}, {kernels[1]} on {kernels[0]}", (), recipe, True)
-    side = explain_operation(run, operation, targets)
+    side = explain_result(run, (operation,), operation.results[0], targets=targets, earlier=True)
     fits = side.fits
     words = [fit.words for fit in fits[: MAX_TWINS + 1]]
     return IdentifiedOperation(*facts, side.words, tuple(words[1:]), fit_recipe(fits[0]) if fits else None, bool(fits))
-
-
-def explain_operation(run: Record, operation: Operation, targets: tuple[str, ...]) -> Side:
-    """Explain the first result of an operation, if necessary with the operations before it, whose roundings may be missing."""
-    expected = run.value(operation.results[0])
-    if expected is None or operation.results[0].rows is not None:
-        return Side(problem="unexplained: the result was not kept")
-    return explain_with_producers(run, operation, expected, np.arange(min(64, expected.size)), targets)

@@ -22,8 +22,9 @@ from jax.typing import ArrayLike
 from tcemu.base.errors import NotModelled
 from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.product_kernels import TorchProduct, check_product, tensor_core
-from tcemu.operations.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
+from tcemu.operations.products.library.kernel_matmul import matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Slices
+from tcemu.operations.products.recipe_kinds import ProductOperands
 from tcemu.uses.replay.torch_products import matmul
 
 CHAIN, DEPTHWISE, TENSOR_CORE = "a chain of f32 fma", "PyTorch's depthwise kernel", "a tensor core, blocks of channels"
@@ -181,8 +182,8 @@ def convolution(
     recipe = KernelRecipe(factors, factors, call.format, lanes, Slices.single(a.shape[2]), epilogue=epilogue)
     if added is not None:  # a bias of each group's own
         added = added.reshape(groups, -1)
-    parts = [matmul_with_kernel(recipe, KernelOperands(a, jnp.swapaxes(b, 1, 2), None, None, None), x.dtype)] if added is None else [
-        matmul_with_kernel(recipe, KernelOperands(a[g], b[g].T, added[g], None, None), x.dtype)[None] for g in range(groups)
+    parts = [matmul_with_kernel(recipe, ProductOperands(a, jnp.swapaxes(b, 1, 2)), x.dtype)] if added is None else [
+        matmul_with_kernel(recipe, ProductOperands(a[g], b[g].T, added[g]), x.dtype)[None] for g in range(groups)
     ]  # fmt: skip
     y = jnp.concatenate(parts).reshape(groups, batch, *sizes[::2], outputs // groups)
     return jnp.moveaxis(y, (1, 0, -1), (0, 1, 2)).reshape(batch, outputs, *sizes[::2])
@@ -224,7 +225,7 @@ def grouped_matmul(x: ArrayLike, weights: ArrayLike, offsets: Any, *, transposed
             continue
         rows = x[start:stop]
         if recipe is not None:
-            parts.append(matmul_with_kernel(recipe, KernelOperands(rows, weights[expert], None, None, None), x.dtype))
+            parts.append(matmul_with_kernel(recipe, ProductOperands(rows, weights[expert]), x.dtype))
         else:
             parts.append(matmul(rows, weights[expert], transposed_b=transposed_b, **options))
     return jnp.concatenate(parts) if parts else jnp.zeros((0, call.n), x.dtype)

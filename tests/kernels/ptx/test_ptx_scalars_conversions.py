@@ -8,6 +8,7 @@ from oracles.ptx_conversion_reference import INTEGERS, reference
 from support.ptx_opcodes import opcodes
 from support.ptx_scalars import draw, operation, run_operations
 
+from tcemu import ptx
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.kernels.ptx.scalar.scalar_table import FLOAT_ROWS
 from tcemu.kernels.ptx.text.ptx_types import KINDS
@@ -69,6 +70,11 @@ def test_every_code_of_up_to_16_bits():
 def test_stochastic_roundings_say_why_they_are_not_run(opcode):
     with pytest.raises(Unsupported, match="random bits"):
         operation(opcode)
+    values = "{%f0, %f1, %f2, %f3}" if "x4" in opcode else "%f0, %f1"
+    head = ".version 8.7 .target sm_100a .address_size 64"
+    text = f"{head} .entry k() {{ .reg .b32 %r<2>; .reg .f32 %f<4>; {opcode} %r0, {values}, %r1; ret; }}"
+    with pytest.raises(Unsupported, match="random bits"):
+        ptx.run(text, grid=1, block=32, target="B200")
 
 
 @pytest.mark.parametrize("opcode", ["cvt.rn.satfinite.s2f6x2.f32", "cvt.rn.satfinite.relu.scaled::n2::ue8m0.s2f6x2.bf16x2"])

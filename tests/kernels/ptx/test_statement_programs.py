@@ -12,7 +12,7 @@ from tcemu.base import stored_code
 from tcemu.base.stored_code import CACHE_VARIABLE
 from tcemu.engine.backends.llvm import xla_call
 from tcemu.kernels.ptx.instruction_interface import Operation
-from tcemu.kernels.ptx.linker import compiled_statements, linked_kernel, statement_programs
+from tcemu.kernels.ptx.linker import compiled_statements, linked_kernel, statement_programs, statement_runs
 from tcemu.kernels.ptx.linker.statement_programs import BY_NUMPY, OPTIMISED, QUICK, SUBFOLDER, store_programs
 from tcemu.kernels.ptx.runtime import kernel_runner
 from tcemu.kernels.ptx.simt import faults
@@ -177,6 +177,35 @@ def test_operations_are_executed_by_numpy(compilations, nothing_cached):
     doubled = ptx.run(text.replace(".reg .b64", ".reg .f32 %f<1>; .reg .b64"), grid=1, block=32, args=[VALUES, 5], target="A100")[0]
     assert np.array_equal(doubled.view(np.float32), 2 * VALUES.astype(np.float32)) and len(compilations) == count
     forget_programs()
+
+
+RUN = """
+.version 7.8 .target sm_80 .address_size 64
+.visible .entry mixed(.param .u64 to) {
+    .reg .b32 %r<12>; .reg .b64 %rd<3>; .reg .pred %p<3>;
+    ld.param.u64 %rd0, [to]; mov.u32 %r0, %tid.x; mad.wide.u32 %rd0, %r0, 16, %rd0; mov.u32 %r9, %clock; ld.global.u32 %r1, [%rd0];
+    mov.u32 %r2, 7; mov.u32 %r3, %r2; add.u32 %r2, %r2, %r1; setp.lt.u32 %p0, %r1, 40; @%p0 add.u32 %r3, %r3, %r2; @!%p0 mov.u32 %r2, %r0;
+    xor.b32 %r4, %r2, %r3; add.cc.u32 %r4, %r4, 0xffffff00; addc.u32 %r5, 0, 0; mov.u32 %r1, %r1; shl.b32 %r6, 1, 33; mov.u32 %r10, %clock;
+    @%p0 bra SMALL;
+    mul.lo.u32 %r4, %r4, 3; mov.u32 %r7, 5; sub.u32 %r5, %r7, %r5; bra.uni END;
+SMALL: mov.u32 %r7, %r4; mov.u32 %r4, %r5; mov.u32 %r5, %r7; sub.u32 %r8, %r10, %r9; add.u32 %r6, %r6, %r8;
+END: st.global.v4.u32 [%rd0], {%r2, %r4, %r5, %r6}; ret; }
+"""
+
+
+@pytest.mark.parametrize("threads", [32, 70])  # all lanes of a warp execute, or some
+def test_joined_operations_compute_what_single_statements_do(threads, monkeypatch):
+    """Guards, threads that diverge, registers that are copied and overwritten, the carry, and a clock that counts statements."""
+    values = np.zeros((threads, 4), np.uint32)
+    values[:, 0] = np.random.default_rng(threads).integers(0, 80, threads)
+    lengths, execute = [], statement_runs.OperationRun.execute
+    monkeypatch.setattr(statement_runs.OperationRun, "execute", lambda run, chunk: lengths.append(run.count) or execute(run, chunk))
+    joined = ptx.run(RUN, grid=2, block=threads, args=[values], target="A100")[0]
+    assert max(lengths) > 10 and sum(lengths) > 20
+    assert np.array_equal(ptx.run(RUN, grid=2, block=threads, args=[values], target="A100", watch=lambda event: None)[0], joined)
+    small = values[:, 0] < 40
+    first = np.where(small, values[:, 0] + 7, np.arange(threads))
+    assert np.array_equal(joined[:, 0], first) and len(np.unique(joined[small, 3])) == 1 and (joined[small, 3] > 10).all()
 
 
 def test_the_key_of_an_operation_says_which_it_is():

@@ -21,13 +21,13 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.execution import current_execution, execution
 from tcemu.base.jax_internals import caches_were_cleared
-from tcemu.base.numpy_programs import NumpyProgram, trace_elementwise
+from tcemu.base.numpy_programs import NumpyProgram, ProgramCall, trace_elementwise
 from tcemu.kernels.ptx.instruction_interface import Context, Operation, Step
 from tcemu.kernels.ptx.linker.instruction_table import find_preparer
 from tcemu.kernels.ptx.linker.statement_programs import StatementProgram, TracedStatement
 from tcemu.kernels.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
 from tcemu.kernels.ptx.simt.machine import constant_bits, convert_width
-from tcemu.kernels.ptx.simt.special_registers import SPECIAL_VALUES
+from tcemu.kernels.ptx.simt.special_registers import SPECIAL_VALUES, TIMERS
 from tcemu.kernels.ptx.text.module import (
     Address,
     Function,
@@ -101,6 +101,7 @@ class _OperationProgram:
         self._compiled = self._compile() if self._host is None else None
         self._cost = 0 if self._host is None else len(self._host) * (shape[0] * shape[1] + HOST_OVERHEAD)
         self._remaining = HOST_PATIENCE
+        self.stays_on_host = self._host is not None and self._cost <= HOST_CALL  # it is never compiled
 
     def __call__(self, chunk: Chunk, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Any]:
         """Return the values of the destinations."""
@@ -207,6 +208,25 @@ class BoundOperation:
     def find_program(self, layout: ChunkLayout) -> _OperationProgram:
         """Return the statement's program for the shapes of a chunk."""
         return _operation_program(self.operation, self.key, layout.shape, layout.device)
+
+    def joins_others(self, layout: ChunkLayout) -> bool:
+        """Return True if the operation may be executed with its neighbours: by NumPy, and by no clock, which each statement advances."""
+        return self.find_program(layout).stays_on_host and not any(isinstance(each, tuple) and each[0] in TIMERS for each in self.read)
+
+    def named_registers(self) -> list[tuple[str, str]]:
+        """Return the names and types of the registers that the statement names."""
+        guard = [] if self.guard_name is None else [(self.guard_name, "pred")]
+        return [*guard, *self.targets, *(each for each in self.read if isinstance(each, tuple))]
+
+    def program_call(self, all_active: bool, active: str) -> ProgramCall:
+        """Return the call of NumPy's program in a joined one. active: the name of the threads that execute the statement."""
+        unmasked = _trace_unmasked(self.operation, self.key) if all_active and self.guard_name is None else None
+        sources = [each[0] if isinstance(each, tuple) else each for each in self.read]
+        targets = [name for name, _ in self.targets]
+        masks = [active, *([] if self.guard_name is None else [self.guard_name]), *targets]
+        program = unmasked or _trace_on_host(self.operation, self.key)
+        assert program is not None  # NumPy executes it
+        return ProgramCall(program, [*([] if unmasked else masks), *sources], targets)
 
     def __call__(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
@@ -328,6 +348,11 @@ class BoundStep:
             self.programs = chunk.layout, compiled
         chunk["statement"] = self.number
         count = len(self.registers)
+        behind = count + len(self.offsets)
+
+        def leaf(i: int) -> Array:
+            return chunk.register(*self.registers[i]) if i < count else self.offsets[i - count] if i < behind else chunk.leaves[i - behind]
+
         for constants in _read_constants(self.step, chunk, self.key, self.qualified) if self.step.constants else NO_CONSTANTS:
             program = compiled.get(constants)
             if program is None:
@@ -336,13 +361,12 @@ class BoundStep:
                 except (Unsupported, NotModelled) as error:
                     where = f"{self.statement.line_text}, column {self.statement.position.column}"
                     raise type(error)(f"{where}: {self.statement.opcode}: {error}") from None
-            leaves = [*(chunk.register(*each) for each in self.registers), *self.offsets, *chunk.leaves]
-            fresh = program.function([leaves[i] for i in program.donated], [leaves[i] for i in program.read_only])
+            fresh = program.function([leaf(i) for i in program.donated], [leaf(i) for i in program.read_only])
             for i, value in zip(program.writes, fresh, strict=True):
                 if i < count:
                     chunk.write_register(self.registers[i][0], value)
                 else:
-                    chunk.leaves[i - count - len(self.offsets)] = value
+                    chunk.leaves[i - behind] = value
 
 
 def _read_constants(step: Step, chunk: Chunk, key: _StepKey, registers: dict[str, tuple[str, str]]) -> list[tuple[int, ...]]:

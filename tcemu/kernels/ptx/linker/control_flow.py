@@ -125,7 +125,8 @@ def _split_statements(function: Function, collectives: Mapping[int, ConvergenceP
             block.ending, block.last_statement, block.stop = last, stop - 1, stop - 1
             if last in ("branch", "indexed"):
                 block.targets = tuple(block_index[function.labels[label]] for label in branch_targets(statements[stop - 1], function))
-        block.convergence_points = [collectives[n] for n in range(start, stop) if n in collectives]
+        points = [collectives[n] for n in range(start, stop) if n in collectives]
+        block.convergence_points = list({(each.width, each.members, each.guard, each.columns): each for each in points}.values())
         blocks.append(block)
     blocks.append(BasicBlock(len(statements), len(statements), "return"))
     return blocks

@@ -16,6 +16,7 @@ from tcemu.kernels.ptx.linker import control_flow
 from tcemu.kernels.ptx.linker.compiled_statements import BoundOperation, BoundStep
 from tcemu.kernels.ptx.linker.control_flow import BasicBlock
 from tcemu.kernels.ptx.linker.instruction_table import check_ending, check_legality, find_preparer, prepare_statement
+from tcemu.kernels.ptx.linker.statement_runs import OperationRun, join_operations
 from tcemu.kernels.ptx.operand_classes import describe_operand
 from tcemu.kernels.ptx.scalar import video_instructions
 from tcemu.kernels.ptx.simt import stack_memory, wide_registers
@@ -56,6 +57,7 @@ class LinkedStatement:
     names: NameTable
     executed_statement: Statement  # the statement that is executed in its place
     executor: BoundOperation | BoundStep | None = None
+    count = 1  # statements
 
     def execute(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
@@ -145,6 +147,15 @@ class Kernel:
     taken_functions: frozenset[str] = frozenset()  # functions whose addresses the kernel may have, if it calls any through a register
     cluster_size: int = 1  # blocks of a cluster
     stack_start: int | None = None  # first byte of the stack in local memory; None: there is none
+    plans: dict[int, tuple[ChunkLayout, list[LinkedStatement | OperationRun]]] = field(default_factory=dict)  # see `plan`
+
+    def plan(self, statements: list[LinkedStatement], layout: ChunkLayout) -> list[LinkedStatement | OperationRun]:
+        """Return what is executed for statements of the kernel without observers."""
+        known, plan = self.plans.get(id(statements), (None, []))
+        if known is not layout:
+            plan = join_operations(statements, layout)
+            self.plans[id(statements)] = layout, plan
+        return plan
 
     @property
     def runtime_functions(self) -> frozenset[str]:

@@ -1,9 +1,9 @@
 """Programs of statements: executed by NumPy at first, compiled when they have done much work, and stored on disk between processes.
 
 Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. On a CPU NumPy
-therefore executes a program until it has taken as long as compiling it, if it knows all its operations. Others are first compiled without
-most of XLA's optimisations, which change no bit, and again with those of LLVM once they have done so much work that the faster code pays. A
-stored program also spares the next process tracing and lowering.
+therefore executes a program until it has taken as long as compiling it would, if it knows all its operations. Others are first compiled
+without most of XLA's optimisations, which change no bit, and again with those of LLVM once they have done so much work that the faster code
+pays. A stored program also spares the next process tracing and lowering.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tcemu.kernels.ptx.simt.faults import known_messages, restore_messages
 
 SUBFOLDER = "tcemu-ptx"  # of the folder of JAX's persistent compilation cache
 OPTIMISED, QUICK, BY_NUMPY = "optimised", "quick", "numpy"
-NUMPY_SECONDS = 0.1  # of a program, after which it is compiled: compiling a load or a store takes two to three times as long
+# time of NumPy after which a program is compiled: XLA takes some 20 ms, and 1 to 3 ms for each operation of NumPy's
+NUMPY_SECONDS, OPERATIONS_OF_EMPTY = 0.002, 10
 _folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", default=None)
 
 
@@ -77,7 +78,7 @@ class StatementProgram:
         self._make, self._device, self._threads, self._remaining = trace, device, threads, patience or None
         self._key, self._chosen = (key, device), chosen
         self._numpy: NumpyProgram | None = None
-        self._numpy_seconds = NUMPY_SECONDS
+        self._numpy_seconds = 0.0  # that NumPy may still take
         if self._load(OPTIMISED):
             self._remaining = None
         elif not patience:
@@ -128,19 +129,23 @@ class StatementProgram:
         place = self._place(BY_NUMPY)
         stored = read_entry(*place)
         if stored is not None:
-            self._numpy, self.facts, messages = pickle.loads(stored)
+            numpy, self.facts, messages = pickle.loads(stored)
             restore_messages(messages)
+            self._set_numpy(numpy)
             return True
         with execution(self._chosen), jax.enable_x64(True), jax.default_device(self._device):
             traced = self._make()
             closed = jax.make_jaxpr(traced.function)(*traced.shapes)
         try:
-            self._numpy = NumpyProgram(closed.jaxpr, closed.consts)
+            self._set_numpy(NumpyProgram(closed.jaxpr, closed.consts))
         except UnknownOperation:
             return False
         self.facts = traced.facts
         write_entry(*place, pickle.dumps((self._numpy, self.facts, known_messages())))
         return True
+
+    def _set_numpy(self, program: NumpyProgram) -> None:
+        self._numpy, self._numpy_seconds = program, NUMPY_SECONDS * (OPERATIONS_OF_EMPTY + len(program))
 
     def _place(self, effort: str) -> tuple[Path | None, Entry]:
         return _program_folder() if self._device.platform == "cpu" else None, program_entry(self._key, effort)

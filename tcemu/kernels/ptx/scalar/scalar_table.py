@@ -107,7 +107,7 @@ FLOAT_ROWS: dict[str, Row] = {
     "cvt.tf32": row(conversions.to_tf32),
     "cvt.narrow": row(conversions.to_narrow),
     "cvt.scale": row(conversions.to_scale),
-    "cvt.stochastic": row(conversions.refuse_stochastic),
+    "cvt.stochastic": shaped_row(lambda qualifiers, _: conversions.refuse_stochastic(qualifiers), "vector"),
     "cvt.fixed": row(conversions.refuse_fixed_point),
     "cvt.wide": row(conversions.from_narrow),
     "cvt.pack": row(conversions.pack_integers),

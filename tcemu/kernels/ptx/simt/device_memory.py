@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 ROOM_BITS = 40
 SHARED_ROOM, LOCAL_ROOM, PARAM_ROOM, FUNCTION_ROOM, CONST_ROOM = 1, 2, 3, 4, 5
@@ -94,19 +94,18 @@ def locate_shared(address: np.ndarray, rows: np.ndarray, cluster: int) -> tuple[
 
 
 def gather_words(words: Array, index: Array, count: int) -> list[Array]:
-    """Return `count` consecutive words from each index on; 0 beyond the end."""
+    """Return `count` consecutive words from each index on; zeros for a run that is not whole."""
     if not words.size:  # JAX refuses to gather from nothing: a kernel without shared memory
         return [jnp.zeros(index.shape, words.dtype)] * count
-    if count == 1:
-        return [words.at[index].get(mode="fill", fill_value=0)]
-    runs = words.at[index[..., None] + np.arange(count, dtype=np.int32)].get(mode="fill", fill_value=0)  # one gather compiles fastest
+    axes = lax.GatherDimensionNumbers(offset_dims=(index.ndim,), collapsed_slice_dims=(), start_index_map=(0,))
+    runs = lax.gather(words, index[..., None], axes, (count,), mode=lax.GatherScatterMode.FILL_OR_DROP, fill_value=0)
     return [runs[..., i] for i in range(count)]
 
 
 def extract_element(words: list[Array], address: Array, bits: int) -> Array:
     """Return the element of 8 to 64 bits at an address, from the one or two words that contain it."""
     if bits == 64:
-        return words[0].astype(jnp.uint64) | words[1].astype(jnp.uint64) << np.uint64(32)
+        return join_words(words[0], words[1])
     if bits == 32:
         return words[0]
     shift = (address & np.uint64(3)).astype(jnp.uint32) << np.uint32(3)
@@ -172,6 +171,11 @@ def join_elements(values: Sequence[Array], bits: int) -> list[Array]:
         reduce(jnp.bitwise_or, [(values[first + i] & ones) << np.uint32(i * bits) for i in range(count)])
         for first in range(0, len(values), count)
     ]
+
+
+def join_words(low: Array, high: Array) -> Array:
+    """Return a low and a high word as uint64."""
+    return low.astype(jnp.uint64) | high.astype(jnp.uint64) << np.uint64(32)
 
 
 def split_words(value: Array) -> list[Array]:
