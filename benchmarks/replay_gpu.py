@@ -37,7 +37,7 @@ from tcemu.uses.replay.cublaslt_heuristic import query_heuristic
 from tcemu.uses.replay.drawn_matrices import epilogue_kinds
 from tcemu.uses.replay.fingerprinting import fingerprint
 from tcemu.uses.replay.order_probes import ask_pairs, draw_windows, max_window_terms
-from tcemu.uses.replay.recipe_results import SampleRequest, answer_sample, ask_sample, count_mismatches, draw_sample
+from tcemu.uses.replay.recipe_results import answer_sample, ask_sample, count_mismatches, draw_sample
 
 FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
@@ -93,7 +93,7 @@ def proposed(name: str, shape: tuple[int, int, int]) -> list[Any]:
 
 def words_of(box: BlackBox, seed: int, how: str | None, totals_by: KernelRecipe | None) -> dict[str, Any]:
     """A few hundred words of the box, with what brings its operands back: `tcemu.uses.replay.recipe_results.drawn`."""
-    asked = answer_sample(box, draw_sample(SampleRequest(box.shape, box.operand_formats, box.form, "flat", seed, how, WORDS), totals_by))
+    asked = answer_sample(box, draw_sample(box.shape, box.operand_formats, box.form, "flat", seed, how, totals_by, WORDS))
     rows, columns = len(asked.a), asked.b.shape[1]
     given = [asked.a, asked.b, *(x for x in asked.epilogue if x is not None)]
     kept = {

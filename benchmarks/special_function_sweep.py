@@ -39,10 +39,10 @@ UPPER_BODY = """
 
 
 NARROW: dict[str, Callable[[Array], Array]] = {
-    "ex2.approx.f16": modelled.ex2_f16,
-    "ex2.approx.ftz.bf16": modelled.ex2_bf16,
-    "tanh.approx.f16": modelled.tanh_f16,
-    "tanh.approx.bf16": modelled.tanh_bf16,
+    "ex2.approx.f16": modelled.NARROW["ex2", "f16"],
+    "ex2.approx.ftz.bf16": modelled.NARROW["ex2", "bf16"],
+    "tanh.approx.f16": modelled.NARROW["tanh", "f16"],
+    "tanh.approx.bf16": modelled.NARROW["tanh", "bf16"],
 }
 
 

@@ -59,6 +59,7 @@ def pytest_configure(config):
     if sys.platform == "win32" and not sys.flags.utf8_mode:
         raise pytest.UsageError("these tests read files in UTF-8, which is not Windows' own encoding: set PYTHONUTF8=1")
     one_case = any("[" in word for word in config.args)
+    gc.disable()  # until everything is collected: little of that becomes garbage
     sampling.USUAL_ALONE = config.getoption("markexpr") == "not full" and not one_case
     if path := config.getoption("on_gpu"):
         from support.gpu_kernels import compare_launches
@@ -108,6 +109,7 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

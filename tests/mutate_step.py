@@ -68,7 +68,7 @@ TESTS = {
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
 EVERY = {"description": 16, "loops": 21, "cuda": 45}  # one of so many mutants: see `choose`
-SAMPLE = 12  # mutants of the usual run
+SAMPLE = 6  # mutants of the usual run
 SECONDS, LATTICE_SECONDS = 900.0, 120.0  # of a process that runs tests, or lattices
 
 

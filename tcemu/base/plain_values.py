@@ -39,7 +39,11 @@ def to_plain(value: Any, codecs: Codecs | None = None) -> Any:
 
 @cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Return the annotation of each field of a type of records."""
+    """Return the annotation of each field.
+
+    Args:
+        kind: A type of records.
+    """
     hints = get_type_hints(kind)
     return {name: hints[name] for name in getattr(kind, "_fields", None) or [field.name for field in fields(kind)]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from math import isfinite, isnan, log10, nan
+from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,32 +26,25 @@ def empty_figure(width: float, height: float, layout: Literal["constrained"] | N
 
 
 def dot_plot(
-    names: Sequence[str],
-    series: Mapping[str, Mapping[str, float]],
-    *,
-    title: str,
-    label: str,
-    note: str = "",
-    linear: bool = False,
-    spans: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    series: Mapping[str, Mapping[str, Sequence[float]]], *, title: str, label: str, note: str = "", linear: bool = False
 ) -> Figure:
     """Draw a mark for each series and name, with the names from top to bottom.
 
     Args:
-        names: Names of the rows.
-        series: Values by name, for each series title. A missing name has no mark.
+        series: For each series title, the values of each name, as one for each seed. Their mean is the mark, and a bar goes from the least
+            to the greatest. A missing name has no mark.
         title: Title of the figure.
         label: Label of the value axis, with its unit.
         note: Definitions, below the axis. The number of values without a mark is added.
         linear: If true, the value axis is linear. By default it is logarithmic, and values that are not above 0 have no mark.
-        spans: The least and the greatest value by name, for each series title; drawn as bars.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     series = {name: values for name, values in series.items() if values}
+    names = list(dict.fromkeys(name for values in series.values() for name in values))
     rows_of_names = [_wrap(name, NAME_WIDTH) for name in names]
-    shared = sum(map(len, series.values())) > len({name for values in series.values() for name in values})
+    shared = sum(map(len, series.values())) > len(names)
     row_height = max(0.3, 0.17 * max((name.count("\n") + 1 for name in rows_of_names), default=1), 0.14 * len(series) * shared)
     body = max(row_height * len(names), _legend_height(series))
     figure = empty_figure(8, 0.7 + body + _words_height(title, note))
@@ -59,11 +53,11 @@ def dot_plot(
     for number, (name, values) in enumerate(series.items()):
         shift = 0.6 * ((number + 0.5) / len(series) - 0.5) if shared else 0.0
         rows = [names.index(row) + shift for row in values]
-        marks = [value if isfinite(value) and (value > 0 or linear) else nan for value in values.values()]
+        marks = [mean if isfinite(mean) and (mean > 0 or linear) else nan for mean in map(fmean, values.values())]
         hidden += sum(map(isnan, marks))
         axes.plot(marks, rows, MARKERS[number % len(MARKERS)], label=name, color=f"C{number % 10}")
-        ends = [(spans or {}).get(name, {}).get(row, (nan, nan)) for row in values]
-        shown = [(low, high, row) for (low, high), row in zip(ends, rows, strict=True) if isfinite(high - low) and (low > 0 or linear)]
+        ends = [(min(some), max(some), row) for some, row in zip(values.values(), rows, strict=True) if len(some) > 1]
+        shown = [(low, high, row) for low, high, row in ends if isfinite(high - low) and (low > 0 or linear)]
         if shown:
             lows, highs, heights = zip(*shown, strict=True)
             axes.hlines(heights, lows, highs, f"C{number % 10}", alpha=0.5)
@@ -80,7 +74,7 @@ def dot_plot(
 
 
 def line_plot(
-    series: Mapping[str, Sequence[tuple[float, float, float, float]]],
+    series: Mapping[str, Sequence[tuple[float, Sequence[float]]]],
     *,
     title: str,
     x_label: str,
@@ -93,7 +87,8 @@ def line_plot(
     An axis is logarithmic if all its values are above zero and span more than a factor of 8. A logarithmic x axis has base 2.
 
     Args:
-        series: Points (x, y, least y, greatest y) for each series title. The band goes from the least y to the greatest.
+        series: For each series title, x and the values of y, as one for each seed. The line goes through their means, the band from the
+            least to the greatest.
         title: Title of the figure.
         x_label: Label of the x axis, with its unit.
         y_label: Label of the y axis, with its unit.
@@ -107,14 +102,15 @@ def line_plot(
     named = len(series) > 1 or any(series) or bool(from_points)
     figure = empty_figure(8 if not named else 9.5, max(4.0, _legend_height([*series, *from_points])) + 0.6 + _words_height(title, note))
     axes: Any = figure.subplots()
+    places: list[tuple[float, float]] = [place for some in from_points.values() for place in some]
     for number, (name, some) in enumerate(series.items()):
-        x, y, least, most = zip(*sorted(some), strict=True)
+        x, y, least, most = zip(*sorted((x, fmean(y), min(y), max(y)) for x, y in some), strict=True)
+        places += zip(x, y, strict=True)
         axes.plot(x, y, marker=MARKERS[number % len(MARKERS)], label=name, color=f"C{number % 10}")
         axes.fill_between(x, least, most, alpha=0.2, color=f"C{number % 10}", linewidth=0)
     for number, (name, some) in enumerate(from_points.items()):
         x, y = zip(*some, strict=True)
         axes.scatter(x, y, s=90, marker=MARKERS[number % len(MARKERS)], facecolors="none", edgecolors="black", label=name, zorder=3)
-    places = [(x, y) for some in series.values() for x, y, *_ in some] + [place for some in from_points.values() for place in some]
     positions, values = [x for x, _ in places], [y for _, y in places if isfinite(y)]
     if suits_log_axis(positions):
         axes.set_xscale("log", base=2)

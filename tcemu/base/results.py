@@ -105,6 +105,12 @@ class Result(ABC):
         """
         return self.table().to_csv()
 
+    def __str__(self) -> str:
+        return self.table().text()
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return self.table().html()
 
@@ -186,13 +192,25 @@ class SavedResult(Result):
         return self.to_members(None)
 
     def to_members(self, codecs: Codecs | None) -> dict[str, Any]:
-        """Return all members of a file. codecs: how fields of some annotations are saved."""
+        """Return all members of a file.
+
+        Args:
+            codecs: How fields of some annotations are saved.
+        """
         kind, version = self.saved_as
         return {"kind": kind, "version": version, **self.table().to_dict(), **to_plain(self, codecs)}
 
     @classmethod
     def from_members(cls, data: dict[str, Any], codecs: Codecs | None = None) -> Self:
-        """Make the result of the members of a file."""
+        """Make the result of the members of a file.
+
+        Args:
+            data: The members. They are not trusted.
+            codecs: How fields of some annotations are read.
+
+        Raises:
+            DamagedFile: They are no such result's.
+        """
         return from_plain(cls.saved_as[0], cls, {name: data[name] for name in field_types(cls) if name in data}, codecs)
 
     @classmethod

@@ -28,7 +28,11 @@ SIZE, START = ("struct_size", c_size_t), ("extension_start", c_void_p)  # the fi
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> type[Struct]:
-    return type(name, (Struct,), {"_fields_": fields})
+    class Structure(Struct):
+        _fields_ = fields
+
+    Structure.__name__ = name
+    return Structure
 
 
 Extension_Base = _struct("Extension_Base", SIZE, ("type", c_int32), ("next", c_void_p))

@@ -1,5 +1,6 @@
 """Results as JSON files and back: each is saved as the same file again, and a changed or hostile file is a named error."""
 
+import importlib
 import json
 import math
 import random
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 from support.changed_json import json_paths, replace_at
 from support.sampling import sample_cases
 
@@ -78,6 +78,12 @@ READERS = {
     "outcome": tcemu.study.read_outcome,
 }
 MADE_RESULTS = {}
+
+
+@pytest.fixture
+def stats():
+    """`scipy.stats`, whose import takes longer than a test."""
+    return importlib.import_module("scipy.stats")
 
 
 def make(name):
@@ -208,12 +214,12 @@ def test_records_must_agree_with_the_rest():
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 8, 9, 30, 101])
-def test_quantiles_are_those_of_scipy(degrees):
+def test_quantiles_are_those_of_scipy(stats, degrees):
     for probability in (0.5, 0.75, 0.9, 0.975, 0.9995):
         assert student_t_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=1e-11, abs=1e-15)
 
 
-def test_intervals_are_those_of_scipy():
+def test_intervals_are_those_of_scipy(stats):
     values = RNG.normal(3, 2, size=7).tolist()
     wanted = stats.t.interval(0.95, 6, loc=np.mean(values), scale=stats.sem(values))
     found = mean_interval(values)
@@ -221,7 +227,7 @@ def test_intervals_are_those_of_scipy():
     assert mean_interval([2.0]).mean == 2 and math.isnan(mean_interval([2.0]).low)
 
 
-def test_seeds_give_means_and_intervals():
+def test_seeds_give_means_and_intervals(stats):
     """Each seed is a comparison of its own; the table has their mean and the interval of scipy."""
     found = make("comparison")
     singles = [tcemu.compare(layer, {"8": "fp8 on H100"}, draw(seed)) for seed in range(2)]

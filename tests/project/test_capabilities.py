@@ -26,7 +26,6 @@ OTHERS = {
     "operations/functional/torch_cuda/product_kernels.py": "PyTorch's products on Hopper: their kernels' own target",
     "uses/replay/order_candidates.py": "candidates: four targets that have every arithmetic of these formats",
     "uses/study/claims/attention_errors.py": "a claim's own targets",
-    "uses/study/claims/f16_splitting.py": "a claim's own targets",
     "uses/study/claims/fp8_sums.py": "a claim's own targets",
     "uses/study/claims/long_context.py": "a claim's own targets",
     "uses/study/claims/narrow_sums.py": "a claim's own targets",
@@ -39,7 +38,9 @@ NAME_TESTS = ("startswith", "endswith", "removeprefix", "removesuffix", "strip",
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    """The modules that have a target, or its name."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+    return {name: ast.parse(text) for name, text in texts.items() if re.search(r"target|[\"'(]sm", text, re.IGNORECASE)}
 
 
 def named_targets(tree: ast.AST) -> set[str]:

@@ -23,6 +23,7 @@ from tcemu.engine.backends.cuda import quantize_kernel, xla_launch
 from tcemu.engine.backends.cuda import register_kernel as warp
 from tcemu.engine.backends.cuda.xla_launch import Route
 from tcemu.uses.fuzz import case_generator as elements
+from tcemu.uses.fuzz import cuda_comparison
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; some are there where the text has them
@@ -32,6 +33,7 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
     "quantize": "Places Source SCALES Target",
     "draw": "int Case u32 Code",
+    "compare": "int Words4 u32 Words4 u32 Words4 u32 u32",
 }
 CHECKS = "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"  # an index outside of an array ends the process
 OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "Scale"}
@@ -122,6 +124,8 @@ def kernels_on_cpu():
         mock.patch.object(warp, "launch", launch),
         mock.patch.object(quantize_kernel, "launch", launch),
         mock.patch.object(elements, "launch", launch),
+        mock.patch.object(cuda_comparison, "launch", launch),
+        mock.patch.object(cuda_comparison, "route", lambda: ROUTE),
         mock.patch.object(cuda, "route", lambda: ROUTE),
         mock.patch.object(quantize_kernel, "route", lambda: ROUTE),
         mock.patch.object(elements, "route", lambda: ROUTE),

@@ -87,6 +87,11 @@ KERNELS = {
         "st.global.u32 [%rd4], %r9; END:",
         "reads shared memory that another thread wrote",
     ),
+    "shared memory: wmma.load and wmma.store": HazardKernel(
+        f"{FILL} <bar.sync 0;> wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {{%r12, %r13, %r14, %r15, %r16, %r17, %r18, %r19}}, [%r3];"
+        "st.global.u32 [%rd4], %r12;",
+        "reads shared memory that another thread wrote",
+    ),
     "global memory: threads of a block": HazardKernel(
         "st.global.u32 [%rd4], %r1; <bar.sync 0;> ld.global.u32 %r8, [%rd7]; st.global.u32 [%rd4+512], %r8;",
         "reads global memory that another thread wrote",

@@ -124,12 +124,12 @@ def _tile_bounds(arithmetic: Arithmetic, k: int) -> Bounds | None:
     return Bounds([limit, least, (limit + least) // 2, *([] if form.relative else [form.most // 2])], [form.most, plain, limit, least])
 
 
-@lru_cache(maxsize=4)  # the paths of one arithmetic follow each other
+@lru_cache(maxsize=8)  # the paths of one arithmetic follow each other, and take up to five lattices
 def _operands(arithmetic: Arithmetic, kind: str, repeats: int) -> Lattice:
     return build(arithmetic, kind, repeats)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _expected(arithmetic: Arithmetic, kind: str, repeats: int) -> Codes:
     return expected(arithmetic, _operands(arithmetic, kind, repeats))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 import tcemu
-from tcemu.engine.layouts.fragment_layouts import TILE, Layout, tile_sizes
+from tcemu.engine.layouts.fragment_layouts import TILE, Fragment, Layout, tile_sizes
 from tcemu.engine.layouts.packing import unpack_registers
 from tcemu.fuzz import Implementation, emulator
 
@@ -54,7 +54,7 @@ def with_layout(operand: str, layout: Layout) -> Planted:
     sizes = tile_sizes(rows, columns, 2) if operand != "b" else tile_sizes(columns, rows, 2)
 
     def call(given: dict):
-        codes = layout.decode(unpack_registers(given[operand], fmt), **sizes)
+        codes = Fragment(layout, tuple(sizes.items())).decode(unpack_registers(given[operand], fmt))
         codes = codes.swapaxes(-1, -2) if operand == "b" else codes
         return true.fn(given | {operand: tcemu.pack(op, operand, codes)})
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from tcemu.engine.architectures.evidence import Evidence
-from tcemu.engine.architectures.model_rows import PANTHEON, SM_100, SM_103_110, SM_120, SM_121
+from tcemu.engine.architectures.evidence import Evidence, assumed
+from tcemu.engine.architectures.model_rows import SM_100, SM_103_110, SM_120, SM_121, digested
 from tcemu.engine.formats.number_formats import E2M1, E2M3, E3M2, UE4M3, Format
 from tcemu.engine.isa.families import MatrixMultiply, Mma
 from tcemu.engine.isa.targets import TARGETS
@@ -35,13 +35,7 @@ class ContainerRow(NamedTuple):
 
 
 def _card(words: int, operands: str) -> Evidence:
-    return Evidence(
-        level="published", gpus=("RTX PRO 6000",), family="pantheonsim.json", recorded=words, operands=operands, papers=(PANTHEON,)
-    )
-
-
-def _assumed(reason: str) -> Evidence:
-    return Evidence(level="assumed", note=reason)
+    return digested(("RTX PRO 6000",), operands, words)
 
 
 IGNORED = "ignored"
@@ -58,7 +52,7 @@ def _mma_rows(targets: tuple[str, ...], e2m1: Evidence, six_bits: Evidence, ue4m
 
 def _rows() -> Iterator[ContainerRow]:
     packed = partial(ContainerRow, formats=(E2M1, E2M3, E3M2), container="b4x16_p64, b6x16_p32")
-    as_sm_120, not_shown = _assumed("as sm_120"), _assumed("no published word has padding other than zeros")
+    as_sm_120, not_shown = assumed("as sm_120"), assumed("no published word has padding other than zeros")
     yield from _mma_rows(
         SM_120,
         _card(1152, "e2m1 beside the types of .kind::f8f6f4"),
@@ -71,11 +65,11 @@ def _rows() -> Iterator[ContainerRow]:
     yield packed(targets=_TCGEN05, place=MULTIPLIED, padding=IGNORED, evidence=not_shown)
     yield ContainerRow(
         _TCGEN05, TENSOR_MEMORY, (E2M1,), "bits 2 to 5 of a byte", IGNORED,
-        _assumed("no published word has padding other than zeros; mma on sm_120 reads e2m3"),
+        assumed("no published word has padding other than zeros; mma on sm_120 reads e2m3"),
     )  # fmt: skip
     yield ContainerRow(_TCGEN05, TENSOR_MEMORY, (E2M3,), "bits 0 to 5 of a byte", IGNORED, not_shown)
     yield ContainerRow(_TCGEN05, TENSOR_MEMORY, (E3M2,), "bits 1 to 6 of a byte", IGNORED, not_shown)
-    not_stated = _assumed("PTX ISA 5.5.1.1 does not say, and no GPU was seen")
+    not_stated = assumed("PTX ISA 5.5.1.1 does not say, and no GPU was seen")
     yield packed(targets=(*_TCGEN05, *SM_120, *SM_121), place=COPIED, padding="zeros are written", evidence=not_stated)
 
 

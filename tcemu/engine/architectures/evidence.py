@@ -80,3 +80,12 @@ class Evidence(NamedTuple):
             larger_k = f"; {rule}: {', '.join(others)}"
         agreeing = "" if self.k else "".join(f"; {paper}" for paper in others)
         return f"{' and '.join(self.gpus)}, {self.operands}{recorded_k}: {recorder}{larger_k}; {self.golden}{agreeing}"
+
+
+def published(gpus: tuple[str, ...], family: str, operands: str, recorded: int, *papers: str) -> Evidence:
+    """Return the evidence of words that others published: the first of the papers; the others agree."""
+    return Evidence(level="published", gpus=gpus, family=family, recorded=recorded, operands=operands, papers=papers)
+
+
+def assumed(reason: str) -> Evidence:
+    return Evidence(level="assumed", note=reason)

@@ -143,14 +143,13 @@ def change_model(model: Model, words: str) -> Model:
         raise ValueError(f"model={words!r}: {error}") from error
 
 
-def resolve_arithmetic(op: str | Instruction, target: str, model: Model | str | None = None, *, toolkit: str | None = None) -> Arithmetic:
+def resolve_arithmetic(op: str | Instruction, target: str, model: Model | str | None = None) -> Arithmetic:
     """Return the arithmetic of `op` on `target`: the target's own, or the given model in its place.
 
     Args:
         op: PTX spelling, short name or `Instruction`.
         target: GPU name or target.
         model: Model to use instead of the target's own, or changes of that one in words, such as "fraction_bits=13,terms=8"; None: its own.
-        toolkit: As in `get_model`.
 
     Raises:
         Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
@@ -161,7 +160,7 @@ def resolve_arithmetic(op: str | Instruction, target: str, model: Model | str | 
     target = resolve_target(target)
     op = require_product(check(op, target))
     try:
-        row = find_row(op, target, toolkit=toolkit)
+        row = find_row(op, target)
     except NotModelled:
         if model is None:
             raise

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from tcemu.engine.architectures.evidence import Evidence, Spellings
+from tcemu.engine.architectures.evidence import Evidence, Spellings, assumed, published
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.number_formats import B1, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, S4, S8, S32, TF32, U4, U8, Format
 from tcemu.engine.isa.targets import TARGETS
@@ -107,26 +107,17 @@ def _recorded(family: str, recorded: int, compared: int, spellings: Spellings | 
 
 def _published(gpus: tuple[str, ...], operands: str, recorded: int, *, k: int = 0, step: int = 0) -> Evidence:
     """Return the evidence of words that others published; with `k` and `step` of `Evidence`, MMA-Sim states how a larger K is summed."""
-    papers = (KHATTAK, MMA_SIM) if k else (KHATTAK,)
-    return Evidence(level="published", gpus=gpus, family="published", recorded=recorded, operands=operands, k=k, step=step, papers=papers)
+    return published(gpus, "published", operands, recorded, *((KHATTAK, MMA_SIM) if k else (KHATTAK,)))._replace(k=k, step=step)
 
 
 def _published_tcgen05(operands: str, recorded: int) -> Evidence:
     """Return the evidence of the words of tcgen05.mma on a B200 that sf-tensor published."""
-    return Evidence(
-        level="published", gpus=("B200",), family="tcgen05_b200.json", recorded=recorded, operands=operands, papers=(SF_TENSOR, MMA_SIM)
-    )
+    return published(("B200",), "tcgen05_b200.json", operands, recorded, SF_TENSOR, MMA_SIM)
 
 
-def _digested(gpus: tuple[str, ...], operands: str, recorded: int, *papers: str) -> Evidence:
+def digested(gpus: tuple[str, ...], operands: str, recorded: int, *papers: str) -> Evidence:
     """Return the evidence of words whose digests pantheongpu/pantheonsim published, with `papers` that agree."""
-    return Evidence(
-        level="published", gpus=gpus, family="pantheonsim.json", recorded=recorded, operands=operands, papers=(PANTHEON, *papers)
-    )
-
-
-def _assumed(reason: str) -> Evidence:
-    return Evidence(level="assumed", note=reason)
+    return published(gpus, "pantheonsim.json", operands, recorded, PANTHEON, *papers)
 
 
 BY_MMA_SIM = Evidence(level="literature", papers=(MMA_SIM,))
@@ -141,11 +132,11 @@ BY_ASSEMBLER = Evidence(level="lowering", assembler=("12.9", "13.0", "13.5"), no
 BY_SAME_CODE = Evidence(
     level="lowering", assembler=("12.9", "13.0", "13.5"), note="the same machine instruction as mma's, chained upward in k"
 )
-BY_STEP = _assumed("the target's dense step over the products of the stored elements, as measured on sm_90")
-BY_GROUPS = _assumed("six groups of 16 in one sum, as four of them are with K = 64; nobody has published how K = 96 adds")
-AS_SM_120 = _assumed("as sm_120")
-CLAMPED_AS_SM_90 = _assumed("one clamp an instruction, as on sm_90, whose steps of f16 have as many products")
-BY_F32 = _assumed("as with f32 accumulators, but rounded like the other f16 results of the same target")
+BY_STEP = assumed("the target's dense step over the products of the stored elements, as measured on sm_90")
+BY_GROUPS = assumed("six groups of 16 in one sum, as four of them are with K = 64; nobody has published how K = 96 adds")
+AS_SM_120 = assumed("as sm_120")
+CLAMPED_AS_SM_90 = assumed("one clamp an instruction, as on sm_90, whose steps of f16 have as many products")
+BY_F32 = assumed("as with f32 accumulators, but rounded like the other f16 results of the same target")
 
 # ---- the targets
 
@@ -171,9 +162,9 @@ UNDIGESTED = CommonEvidence()
 
 def _digested_forms(gpu: str) -> CommonEvidence:
     return CommonEvidence(
-        mma=_digested((gpu,), "integers and bits", 10_752),
-        sparse=_digested((gpu,), "integers, A and B of one type", 9_216),
-        f64=_digested((gpu,), "f64 in every rounding", 768),
+        mma=digested((gpu,), "integers and bits", 10_752),
+        sparse=digested((gpu,), "integers, A and B of one type", 9_216),
+        f64=digested((gpu,), "f64 in every rounding", 768),
     )
 
 
@@ -248,8 +239,8 @@ def _wmma(
 
 
 def _volta_and_turing() -> Iterator[ModelRow]:
-    v100, as_sm_70 = _published(("V100",), "f16", 1000), _assumed("as sm_70")
-    by_wmma = _assumed("C of f16 is converted to f32 first, as on sm_75 and later; mmasim 2.1.1 keeps f16's exponent for a subnormal C")
+    v100, as_sm_70 = _published(("V100",), "f16", 1000), assumed("as sm_70")
+    by_wmma = assumed("C of f16 is converted to f32 first, as on sm_75 and later; mmasim 2.1.1 keeps f16's exponent for a subnormal C")
     for targets, f32, f16 in (
         (("sm_70",), v100, _published(("V100",), "f16 to f16", 1000)),
         (("sm_72",), as_sm_70, as_sm_70),
@@ -269,7 +260,7 @@ def _volta_and_turing() -> Iterator[ModelRow]:
 
 
 def _ampere_and_ada() -> Iterator[ModelRow]:
-    others = (_assumed("as sm_80 and sm_86, whose words are the same"),) * 4
+    others = (assumed("as sm_80 and sm_86, whose words are the same"),) * 4
 
     def published_by_format(gpus: tuple[str, ...], recorded: int) -> tuple[Evidence, ...]:
         steps = {"f16": 8, "bf16": 8, "f16 to f16": 8, "tf32": 4}
@@ -281,13 +272,13 @@ def _ampere_and_ada() -> Iterator[ModelRow]:
         (("sm_87", "sm_88"), others),
         (("sm_89",), published_by_format(("RTX 1000 Ada", "L40S"), 2000)),
     )
-    unknown = _assumed("not known: no words of an A100 are public; as sm_86, whose steps of f16 have as many products")
-    as_sm_86 = _assumed("as sm_86")
-    halves = _assumed("128 bits of a row in a step, as dense s8, which was recorded; no published word shows it")
+    unknown = assumed("not known: no words of an A100 are public; as sm_86, whose steps of f16 have as many products")
+    as_sm_86 = assumed("as sm_86")
+    halves = assumed("128 bits of a row in a step, as dense s8, which was recorded; no published word shows it")
     yield from _clamped(("sm_80",), unknown, unknown, by_halves=True)
     yield from _clamped(("sm_87", "sm_88"), as_sm_86, as_sm_86, by_halves=True)
-    yield from _clamped(("sm_86",), _digested(("RTX 3060",), "s8", CLAMPED_WORDS), halves, by_halves=True)
-    yield from _clamped(("sm_89",), _digested(("L40S",), "s8", CLAMPED_WORDS), halves, by_halves=True)
+    yield from _clamped(("sm_86",), digested(("RTX 3060",), "s8", CLAMPED_WORDS), halves, by_halves=True)
+    yield from _clamped(("sm_89",), digested(("L40S",), "s8", CLAMPED_WORDS), halves, by_halves=True)
     common = {"sm_86": _digested_forms("RTX 3060"), "sm_89": _digested_forms("L40S")}
     for targets, known in gpus:
         yield from _common(targets, common.get(targets[0], UNDIGESTED))
@@ -336,41 +327,41 @@ def _blackwell() -> Iterator[ModelRow]:
     b200 = ("B200",)
     mma = (*(_published(b200, operands, 1000) for operands in ("f16", "bf16", "f16 to f16")), _published(b200, "tf32", 1000, k=4, step=8))
     fp8 = _published(b200, "e4m3 and e5m2", 2000), _published(b200, "e4m3 and e5m2 to f16", 2000)
-    assumed = _assumed("as sm_100, whose machine code is the same")
-    for targets, known, known_fp8 in ((SM_100, mma, fp8), (SM_103_110, (assumed,) * 4, (assumed,) * 2)):
+    as_sm_100 = assumed("as sm_100, whose machine code is the same")
+    for targets, known, known_fp8 in ((SM_100, mma, fp8), (SM_103_110, (as_sm_100,) * 4, (as_sm_100,) * 2)):
         yield from _clamped(targets, CLAMPED_AS_SM_90, CLAMPED_AS_SM_90)
         yield from _common(targets)
         yield from _half_and_tf32(targets, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=known, wmma=BY_SAME_CODE)
         row = partial(ModelRow, targets=targets, multiplicands=FP8)
         yield row(family="mma", accumulators=(F32,), model=FP8_AS_F16, evidence=known_fp8[0])
         yield row(family="mma", accumulators=(F16,), model=FP8_AS_F16_F16, evidence=known_fp8[1])
-        yield row(family="mma.sp", accumulators=(F32,), model=FP8_AS_F16, evidence=_assumed("lowered as on sm_90"))
+        yield row(family="mma.sp", accumulators=(F32,), model=FP8_AS_F16, evidence=assumed("lowered as on sm_90"))
         yield from _fifth_generation(targets)
 
 
 def _blackwell_120() -> Iterator[ModelRow]:
     """Yield the rows of sm_120 and sm_121, whose mma takes the narrow types and block scales."""
     card = ("RTX PRO 6000",)
-    yield from _clamped(SM_120, _digested(card, "s8", CLAMPED_WORDS), CLAMPED_AS_SM_90)
+    yield from _clamped(SM_120, digested(card, "s8", CLAMPED_WORDS), CLAMPED_AS_SM_90)
     yield from _clamped(SM_121, AS_SM_120, CLAMPED_AS_SM_90)
     yield from _common(SM_120, _digested_forms(*card))
     yield from _common(SM_121)
     half = (BY_MMA_SIM, BY_REUTER, BY_MMA_SIM, BY_MMA_SIM)
     yield from _half_and_tf32((*SM_120, *SM_121), HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=half, wmma=BY_SAME_CODE)
-    fp4 = _digested(card, "e2m1 with ue8m0 or ue4m3 scales", 768, ON_SM_120)
-    narrow = _digested(card, "13 pairs of types, with and without ue8m0 scales", 2432, ON_SM_120)
-    sparse = _digested(card, "e4m3 with ue8m0 scales", 256)
-    for targets, published in ((SM_120, True), (SM_121, False)):
+    fp4 = digested(card, "e2m1 with ue8m0 or ue4m3 scales", 768, ON_SM_120)
+    narrow = digested(card, "13 pairs of types, with and without ue8m0 scales", 2432, ON_SM_120)
+    sparse = digested(card, "e4m3 with ue8m0 scales", 256)
+    for targets, is_published in ((SM_120, True), (SM_121, False)):
         row = partial(ModelRow, targets=targets, family="mma")
-        yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=fp4 if published else BY_REUTER, kinds=FP4_KINDS)
-        if not published:
+        yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=fp4 if is_published else BY_REUTER, kinds=FP4_KINDS)
+        if not is_published:
             yield row(multiplicands=(E4M3, E5M2, E2M1), accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_REUTER)
-        yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=narrow if published else BY_MMA_SIM)
+        yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=narrow if is_published else BY_MMA_SIM)
         yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
         row = partial(ModelRow, targets=targets, family="mma.sp")
         yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=BY_REUTER, kinds=FP4_KINDS, clamped_metadata=True)
         yield row(multiplicands=(E4M3,), accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_REUTER, kinds=(None, "f8f6f4"))
-        if published:
+        if is_published:
             yield row(multiplicands=(E4M3,), accumulators=(F32,), model=BLACKWELL_F32, evidence=sparse, kinds=("mxf8f6f4",))
         yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_STEP)
         yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
@@ -425,13 +416,13 @@ def _fifth_generation(targets: tuple[str, ...]) -> Iterator[ModelRow]:
         if not served or (scaled and ".ws" in family):
             continue
         if targets != SM_100:
-            known = _assumed("as sm_100")
+            known = assumed("as sm_100")
         elif integers and family != "tcgen05.mma":
             known = BY_DEFINITION
         elif family.endswith(".sp"):
             known = BY_STEP
         elif family.endswith(".ws"):
-            known = _assumed("the step of the same instruction without .ws")
+            known = assumed("the step of the same instruction without .ws")
         else:
             known = _published_tcgen05(row.operands, row.recorded) if row.recorded else BY_MMA_SIM
         yield ModelRow(served, family, row.multiplicands, row.accumulators, row.model, known, kinds=row.kinds)

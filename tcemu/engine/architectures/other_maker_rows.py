@@ -3,7 +3,7 @@
 `UNKNOWN` says of the targets without a row what is known of them. The targets and instructions are in `tcemu.engine.isa.other_makers`.
 """
 
-from tcemu.engine.architectures.evidence import Evidence
+from tcemu.engine.architectures.evidence import Evidence, published
 from tcemu.engine.architectures.model_rows import EXACT, FMA, MMA_SIM, ModelRow
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, F16, F32, F64, S8, S32, TF32, U8, Format
@@ -62,15 +62,13 @@ ROCJITSU = "rocjitsu (ROCm/rocm-systems, MIT), gfx11_dot2.h and gfx1100_cases.h,
 
 def _on_rdna3(fmt: Format, words: int) -> Evidence:
     """Return the evidence of words of tests/golden/rdna3_published.npz."""
-    gpus, papers = ("Radeon Pro W7900 (gfx1100)",), (f"{ROCJITSU}; {_NAN_WORDS}",)
-    return Evidence(level="published", gpus=gpus, family="rdna3_published", recorded=words, operands=f"{fmt} to f32", papers=papers)
+    return published(("Radeon Pro W7900 (gfx1100)",), "rdna3_published", f"{fmt} to f32", words, f"{ROCJITSU}; {_NAN_WORDS}")
 
 
 def _on_rdna4(fmt: Format, words: int) -> Evidence:
     """Return the evidence of words of tests/golden/rdna4_published.npz."""
-    papers = (f"rocjitsu (ROCm/rocm-systems, MIT), gfx12_dot.h and gfx1201_cases.h, by AMD; {_NAN_WORDS}",)
-    gpus = ("Radeon AI Pro R9700 (gfx1201)",)
-    return Evidence(level="published", gpus=gpus, family="rdna4_published", recorded=words, operands=f"{fmt} to f32", papers=papers)
+    source = f"rocjitsu (ROCm/rocm-systems, MIT), gfx12_dot.h and gfx1201_cases.h, by AMD; {_NAN_WORDS}"
+    return published(("Radeon AI Pro R9700 (gfx1201)",), "rdna4_published", f"{fmt} to f32", words, source)
 
 
 ON_RDNA35 = Evidence(

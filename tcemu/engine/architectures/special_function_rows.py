@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from tcemu.base.errors import NotModelled
-from tcemu.engine.architectures.evidence import Evidence
+from tcemu.engine.architectures.evidence import Evidence, assumed
 from tcemu.engine.isa.targets import TARGETS, resolve_target
 
 UNIT = ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos")  # functions of the unit, with f32 operands and f64 seeds
@@ -28,9 +28,9 @@ RECORDED_TANH = Evidence(
     note="all operands on that GPU, 2026-11-24: 0 of 13,019,119,616 words differ",
 )  # fmt: skip
 BY_PTX_MATH = Evidence(level="literature", papers=(PTX_MATH,))
-BETWEEN = Evidence(level="assumed", note="as sm_75 (ptx-math) and sm_90 (recorded), which have one table; " + SAME_CODE)
-AS_SM_90 = Evidence(level="assumed", note="as sm_90, whose words were recorded; " + SAME_CODE)
-BY_CODE = Evidence(level="assumed", note="the sequence that ptxas 13.0 makes for sm_90, around the unit of this target; " + SAME_CODE)
+BETWEEN = assumed("as sm_75 (ptx-math) and sm_90 (recorded), which have one table; " + SAME_CODE)
+AS_SM_90 = assumed("as sm_90, whose words were recorded; " + SAME_CODE)
+BY_CODE = assumed("the sequence that ptxas 13.0 makes for sm_90, around the unit of this target; " + SAME_CODE)
 
 
 class SpecialFunctionRow(NamedTuple):

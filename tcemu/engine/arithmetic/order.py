@@ -9,7 +9,6 @@ The engine, the coverage of fuzzing and the inference of black boxes read the or
 a second time on purpose: it shares no code with the engine.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +61,12 @@ class Order:
         return self.groups == 1 and k % self.step_size(k) == 0
 
     def arrange(self, products: Any, k: int, axis: int) -> Any:
-        """JAX or NumPy arrays with K, whole instructions, at a negative `axis`, brought into the order of the steps.
+        """Bring K into the order of the steps. The last step of a group is filled with zeros, which take no part.
 
-        The last step of a group is filled with zeros, which take no part.
+        Args:
+            products: NumPy or JAX array with K, whole instructions, at `axis`.
+            k: Products of an instruction.
+            axis: A negative number.
         """
         if self.is_arranged(k):
             return products
@@ -81,13 +83,10 @@ class Order:
 
     def chains(self, k: int) -> list[list[list[int]]]:
         """The steps of one instruction, chain by chain; one chain of all where there are none."""
-        return _split_runs(self.steps(k), self.steps_per_chain(k) or self.steps_per_instruction(k))
+        steps, length = self.steps(k), self.steps_per_chain(k) or self.steps_per_instruction(k)
+        return [steps[at : at + length] for at in range(0, len(steps), length)]
 
 
 def products_per_clamp(model: Model, k: int) -> int:
     """Products after each of which `.satfinite` clamps an integer sum, for an instruction of k products."""
     return min(model.clamp_step or k, k)
-
-
-def _split_runs(items: Sequence[Any], length: int) -> list[Any]:
-    return [list(items[at : at + length]) for at in range(0, len(items), length)]

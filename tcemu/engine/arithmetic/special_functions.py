@@ -12,6 +12,7 @@ evidence of each target: `tcemu.engine.architectures.special_function_rows`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -479,28 +480,10 @@ def _bf16_by_f32(function: Callable[[Array], Array], codes: Array) -> Array:
     return (function(codes.astype(jnp.uint32) << 16) >> 16).astype(codes.dtype)
 
 
-@compile_once()
-def ex2_f16(codes: Array) -> Array:
-    """Compute 2^x as `ex2.approx.f16` does: the f32 result truncated, subnormals included. f16 codes, uint16 or uint32, in and out."""
-    return _f16_by_f32(_mufu_ex2, codes)
-
-
-@compile_once()
-def ex2_bf16(codes: Array) -> Array:
-    """Compute 2^x as `ex2.approx.ftz.bf16` does: the f32 result truncated. bf16 codes, uint16 or uint32, in and out."""
-    return _bf16_by_f32(_mufu_ex2, codes)
-
-
-@compile_once()
-def tanh_f16(codes: Array) -> Array:
-    """Compute tanh x as `tanh.approx.f16` does; arguments as in `ex2_f16`."""
-    return _f16_by_f32(_mufu_tanh, codes)
-
-
-@compile_once()
-def tanh_bf16(codes: Array) -> Array:
-    """Compute tanh x as `tanh.approx.bf16` does; arguments as in `ex2_bf16`."""
-    return _bf16_by_f32(_mufu_tanh, codes)
+@compile_once(0, 1)
+def _narrow(name: str, fmt: str, codes: Array) -> Array:
+    function = {"ex2": _mufu_ex2, "tanh": _mufu_tanh}[name]
+    return _f16_by_f32(function, codes) if fmt == "f16" else _bf16_by_f32(function, codes)
 
 
 # ---- the upper words of f64 seeds
@@ -534,4 +517,9 @@ def _assemble_upper(field: Array, fraction: Array) -> Array:
 UNARY: dict[str, Callable[[Array, bool], Array]] = {
     "ex2": ex2, "lg2": lg2, "rcp": rcp, "rsqrt": rsqrt, "sqrt": sqrt, "sin": sin, "cos": cos,
 }  # fmt: skip
+# 2^x and tanh x as ex2.approx.f16, ex2.approx.ftz.bf16, tanh.approx.f16 and tanh.approx.bf16 compute them: the f32 result truncated,
+# subnormals included. Codes, uint16 or uint32, in and out
+NARROW: dict[tuple[str, str], Callable[[Array], Array]] = {
+    (name, fmt): partial(_narrow, name, fmt) for name in ("ex2", "tanh") for fmt in ("f16", "bf16")
+}
 DIVISIONS: dict[str, Callable[[Array, Array, bool], Array]] = {"div.approx": divide_approx, "div.full": divide_full}

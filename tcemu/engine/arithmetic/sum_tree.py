@@ -47,13 +47,15 @@ class Chain:
         sums: Number of sums with `slots`; the grid of the result is then [sums].
     """
 
+    # int32 [T, *grid]: index of the element that each accumulator takes in a turn, or EMPTY; [T, k] for instructions that take k elements
+    # at once, which run one after the other
     places: Any
-    closes: Any = None
-    slots: Any = None
-    from_first: Flag = False
-    restarted: bool = False
-    from_zero: bool = False
-    sums: int | None = None
+    closes: Any = None  # bool [T, *grid]: the accumulator is then added to its sum and starts again; None: the accumulators are the sums
+    slots: Any = None  # int32 [T]: number of the sum of a closed accumulator, for accumulators that run one after the other
+    from_first: Flag = False  # accumulators begin at -0, so that the first element is taken as it is; else at +0
+    restarted: bool = False  # a sum is the sum of several closed accumulators; else of one
+    from_zero: bool = False  # such a sum begins at +0, not at its first accumulator
+    sums: int | None = None  # number of sums with `slots`; the grid of the result is then [sums]
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -72,8 +74,8 @@ class Waiting:
     """
 
     fmt: Format
-    terms: Flag = True
-    running: Flag = False
+    terms: Flag = True  # every sum that is added is rounded once
+    running: Flag = False  # every sum of two is rounded, and the first one before it is added
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +92,13 @@ class Join:
         spares: Number of +0 that stand after the sums, to start from or to add in vain.
     """
 
-    child: Node | None
-    order: str = "ascending"
-    from_zero: bool = False
-    waiting: Waiting | None = None
-    pairs: Any = None
-    total: Any = None
-    spares: int = 0
+    child: Node | None  # the sums; None where the values are at hand (`join_values`)
+    order: str = "ascending"  # one of ORDERS
+    from_zero: bool = False  # the first sum is added to +0
+    waiting: Waiting | None = None  # roundings on the way
+    pairs: Any = None  # int32 [P, 2]: additions (to, from) as data in place of `order`, so that all orders of a length share programs
+    total: Any = None  # index of the total after the last of `pairs`
+    spares: int = 0  # number of +0 that stand after the sums, to start from or to add in vain
 
 
 @dataclass(frozen=True, eq=False)

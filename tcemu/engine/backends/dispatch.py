@@ -51,7 +51,7 @@ class Backend(NamedTuple):
     name: str
     platform: str  # name of the platform in `lax.platform_dependent`, or ANY_PLATFORM
     matrices: Callable[[MatrixProduct], Program]
-    promoted: Callable[[PromotedProduct], Program]
+    promoted: Callable[[PromotedProduct], Program] | None  # None: it promotes no sums
     registers: Callable[[RegisterProduct], Program] | None = None  # None: it takes no registers
 
 
@@ -61,7 +61,7 @@ NATIVE_BACKEND = Backend(
 )
 EMULATORS = (  # in the order in which they are asked; kernels unless `tcemu.execution` excludes them
     Backend("cuda", "cuda", cuda_programs.matrices_program, cuda_programs.promoted_program, cuda_programs.registers_program),
-    Backend("llvm", "cpu", llvm_programs.matrices_program, llvm_programs.promoted_program, llvm_programs.registers_program),
+    Backend("llvm", "cpu", llvm_programs.matrices_program, None, llvm_programs.registers_program),
     Backend("portable", ANY_PLATFORM, portable.matrices_program, portable.promoted_program),
 )
 
@@ -144,11 +144,11 @@ def multiply_promoted(
     product = PromotedProduct(model, spec, promotion, operands, by_chunks)
     if current_execution() == NATIVE:
         try:
-            return NATIVE_BACKEND.promoted(product)(operands)
+            return native_programs.promoted_program(product)(operands)
         except Unsupported:
             return by_chunks(operands)  # each chunk is a native product, or is refused
     emulate = partial(_emulate, "promoted", product)
-    return choose_native(_product_name(spec), lambda: NATIVE_BACKEND.promoted(product), emulate, operands)
+    return choose_native(_product_name(spec), lambda: native_programs.promoted_program(product), emulate, operands)
 
 
 def move_words(op: Instruction, statement: Callable[[], StatementLaunch], emulate: Callable[[], Array]) -> Array:

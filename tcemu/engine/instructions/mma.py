@@ -13,7 +13,6 @@ from tcemu.base.meshes import shard_like
 from tcemu.engine.architectures.lookup import Arithmetic
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.backends.product_requests import KernelRegisters, RegisterForms, WarpOperands
-from tcemu.engine.instructions.kernel_operands import accumulators_match, stack_selectors, warp_operands
 from tcemu.engine.instructions.operand_checks import (
     check_lane_registers,
     check_registers,
@@ -23,7 +22,7 @@ from tcemu.engine.instructions.operand_checks import (
     resolve_model,
     unpack_matrix,
 )
-from tcemu.engine.instructions.register_products import Family, compute_registers
+from tcemu.engine.instructions.register_products import Family, accumulators_match, compute_registers, stack_selectors, warp_operands
 from tcemu.engine.instructions.selected_operands import (
     MetadataRegisters,
     ScaleRegisters,

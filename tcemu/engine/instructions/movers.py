@@ -126,9 +126,15 @@ class MoverOperands(NamedTuple):
 def bind_mover(
     op: Mover, shared: ArrayLike, address: ArrayLike, registers: ArrayLike | None = None, *, every_lane: bool = False, checked: bool = False
 ) -> MoverOperands:
-    """The operands of an ldmatrix or stmatrix, checked. Arguments and errors are those of `ldmatrix` and `stmatrix`.
+    """The operands of an ldmatrix or stmatrix, checked. The other arguments and the errors are those of `ldmatrix` and `stmatrix`.
 
-    every_lane: the address of every lane must be legal, not only those of the lanes that name a row.
+    Args:
+        op: The instruction.
+        shared: As in `ldmatrix`.
+        address: As in `ldmatrix`.
+        registers: Registers of an stmatrix; None for an ldmatrix.
+        every_lane: The address of every lane must be legal, not only those of the lanes that name a row.
+        checked: As in `ldmatrix`.
     """
     memory = as_memory("shared", shared)
     words = None if registers is None else check_registers(op, "r", registers, "registers")

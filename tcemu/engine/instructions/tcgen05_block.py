@@ -27,16 +27,7 @@ from tcemu.engine.layouts.tensor_memory import LANES, QUARTER, SHIFT_COLUMNS, ac
 
 PIECE = 32  # columns that are allocated together
 STATIC = {"static": True}
-Cells = tuple[int, ...]  # for each band of 16 lanes the columns, a bit each
-NO_CELLS: Cells = (0,) * BANDS
-
-
-def _joined(one: Cells, other: Cells) -> Cells:
-    return tuple(x | y for x, y in zip(one, other, strict=True))
-
-
-def _meet(one: Cells, other: Cells) -> bool:
-    return any(x & y for x, y in zip(one, other, strict=True))
+Cells = int  # a bit for each column of each band of 16 lanes, band after band
 
 
 class PendingAccess(NamedTuple):
@@ -45,8 +36,8 @@ class PendingAccess(NamedTuple):
     kind: str  # "work": a product, copy or shift; "store"; "load"
     signature: tuple  # of work, as `is_pipelined` takes it
     warp: int = 0  # of a store or load
-    reads: Cells = NO_CELLS
-    writes: Cells = NO_CELLS
+    reads: Cells = 0
+    writes: Cells = 0
     units: frozenset[int] = frozenset()  # of 16 bytes in shared memory that are read
     committed: bool = False
 
@@ -78,7 +69,7 @@ class Tcgen05Block:
     last_allocation: int = field(default=0, metadata=STATIC)  # columns; 0 before the first
     relinquished: bool = field(default=False, metadata=STATIC)
     pending: tuple[PendingAccess, ...] = field(default=(), metadata=STATIC)
-    written: Cells = field(default=NO_CELLS, metadata=STATIC)  # cells that something has written since their allocation
+    written: Cells = field(default=0, metadata=STATIC)  # cells that something has written since their allocation
     unfenced: frozenset[int] = field(default=frozenset(), metadata=STATIC)  # units of shared memory that threads have stored to
     collectors: frozenset[str] = field(default=frozenset(), metadata=STATIC)  # buffers that a product has filled
     notes: tuple[str, ...] = field(default=(), metadata=STATIC)  # what the manual asks for but compilers leave out
@@ -95,9 +86,9 @@ class Tcgen05Block:
         return TARGETS[self.target].tensor_columns
 
     def _cells(self, bands: Iterable[int], first: int, end: int) -> Cells:
-        columns = (1 << min(end, self.tensor_columns)) - (1 << min(first, self.tensor_columns))
-        chosen = set(map(int, bands))
-        return tuple(columns if band in chosen else 0 for band in range(BANDS))
+        width, chosen = self.tensor_columns, set(map(int, bands))
+        columns = (1 << min(end, width)) - (1 << min(first, width))
+        return sum(columns << band * width for band in range(BANDS) if band in chosen)
 
     # ---- allocation
 
@@ -146,10 +137,10 @@ class Tcgen05Block:
             if known != columns:
                 self._raise(Tcgen05Fault.OTHER_SIZE)
             for each in self.pending:
-                if _meet(cells, _joined(each.reads, each.writes)):
+                if cells & (each.reads | each.writes):
                     self._raise(Tcgen05Fault.FREED_IN_USE, _name(each))
         rest = tuple(each for each in self.allocations if each[0] != address)
-        return replace(self, allocations=rest, written=tuple(x & ~y for x, y in zip(self.written, cells, strict=True)))
+        return replace(self, allocations=rest, written=self.written & ~cells)
 
     def relinquish_alloc_permit(self) -> Tcgen05Block:
         """Give up the right to allocate."""
@@ -239,7 +230,7 @@ class Tcgen05Block:
         if self.checked and isinstance(move, Tcgen05Move):
             cells = self._move_cells(move, address, warp, half_split_offset)
             self._require_complete(cells, ("work", "store"))
-            if not _meet(cells, self.written):
+            if not cells & self.written:
                 self._raise(Tcgen05Fault.UNWRITTEN_CELLS, "the load")
             state = self._add(PendingAccess("load", (), warp, reads=cells))
         options = {"warp": warp, "half_split_offset": half_split_offset, "target": self.target}
@@ -315,7 +306,7 @@ class Tcgen05Block:
         for name, extent in shared_extents(described, operands.get("zero_column_mask")).items():
             if operands.get(name) is not None:
                 units |= self._read_units(name, _require_known(name, operands[name]), extent[:3], absolute=product.depth.absolute)
-        read, written = NO_CELLS, NO_CELLS
+        read = written = 0
         for name, bands, count in operand_cells(described):
             if operands.get(name) is None:
                 continue
@@ -323,7 +314,7 @@ class Tcgen05Block:
             cells = self._cells(np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
             if name != "d" or bool(operands.get("enable_input_d", True)):
                 self._require_written(cells, "the product" if name != "d" else "D of the product")
-            read, written = (read, cells) if name == "d" else (_joined(read, cells), written)
+            read, written = (read, cells) if name == "d" else (read | cells, written)
         state = self._use_collector(op.collector) if isinstance(op, Tcgen05Mma) else self
         signature = ("product", product.kind, product.ws, product.m, product.n, operands["d"])
         state = state._issue(signature, reads=read, writes=written, units=units)
@@ -343,15 +334,13 @@ class Tcgen05Block:
         filled = self.collectors | {buffer} if use in ("fill", "use") else self.collectors - {buffer}
         return replace(self, notes=tuple(dict.fromkeys(notes)), collectors=filled)
 
-    def _issue(
-        self, signature: tuple, *, reads: Cells = NO_CELLS, writes: Cells = NO_CELLS, units: frozenset[int] = frozenset()
-    ) -> Tcgen05Block:
+    def _issue(self, signature: tuple, *, reads: Cells = 0, writes: Cells = 0, units: frozenset[int] = frozenset()) -> Tcgen05Block:
         """Check a product, copy or shift against what is under way, and add it."""
-        cells = _joined(reads, writes)
+        cells = reads | writes
         self._require_allocated(cells)
         for each in self.pending:
-            if each.kind == "work" and _meet(each.writes, cells):
-                is_read = _meet(each.writes, reads)
+            if each.kind == "work" and each.writes & cells:
+                is_read = bool(each.writes & reads)
                 if not is_pipelined(each.signature, signature, is_read=is_read):
                     self._raise(Tcgen05Fault.UNORDERED_WORK, f"{each.signature[0]} of the same thread")
         self._require_complete(cells, ("store",))
@@ -359,25 +348,24 @@ class Tcgen05Block:
         return self._add(PendingAccess("work", signature, reads=reads, writes=writes, units=units))
 
     def _add(self, access: PendingAccess) -> Tcgen05Block:
-        return replace(self, pending=(*self.pending, access), written=_joined(self.written, access.writes))
+        return replace(self, pending=(*self.pending, access), written=self.written | access.writes)
 
     def _require_complete(self, cells: Cells, kinds: tuple[str, ...], *, reads: bool = False) -> None:
         """Forbid an access to cells on which instructions of these kinds are under way; reads: also of those that only read them."""
         faults = {"store": Tcgen05Fault.STORE_WITHOUT_WAIT, "load": Tcgen05Fault.LOAD_WITHOUT_WAIT}
         for each in self.pending:
-            if each.kind in kinds and _meet(cells, _joined(each.writes, each.reads) if reads else each.writes):
+            if each.kind in kinds and cells & (each.writes | each.reads if reads else each.writes):
                 self._raise(faults.get(each.kind, Tcgen05Fault.UNFINISHED_WORK), _name(each) if each.kind == "work" else each.warp)
 
     def _require_allocated(self, cells: Cells) -> None:
-        held = sum((1 << start + count) - (1 << start) for start, count in self.allocations)
-        if any(columns & ~held for columns in cells):
+        if cells & ~sum(self._cells(range(BANDS), start, start + count) for start, count in self.allocations):
             self._raise(Tcgen05Fault.UNALLOCATED_COLUMNS)
 
     def _require_written(self, cells: Cells, name: str) -> None:
         anywhere = 0
-        for columns in self.written:
-            anywhere |= columns
-        if any(columns & ~anywhere for columns in cells):
+        for band in range(BANDS):
+            anywhere |= self.written >> band * self.tensor_columns & (1 << self.tensor_columns) - 1
+        if cells & ~sum(anywhere << band * self.tensor_columns for band in range(BANDS)):
             self._raise(Tcgen05Fault.UNWRITTEN_CELLS, name)
 
     def _move_cells(self, move: Tcgen05Move, address: int, warp: int, offset: int) -> Cells:

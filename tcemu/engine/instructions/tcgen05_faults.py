@@ -22,10 +22,10 @@ class FaultRow(NamedTuple):
         is_note: It is collected and does not raise.
     """
 
-    kind: int
-    text: str
-    section: str
-    is_note: bool = False
+    kind: int  # number of the kind, 1 to 10
+    text: str  # what is wrong, and what would be right; {} stands for what the statement knows
+    section: str  # of the PTX ISA
+    is_note: bool = False  # it is collected and does not raise
 
 
 class Tcgen05Fault(Enum):

@@ -17,7 +17,6 @@ from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.base.meshes import shard_like
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.backends.product_requests import KernelRegisters, RegisterForms, WarpOperands
-from tcemu.engine.instructions.kernel_operands import TILE_COLUMNS, stack_selectors, warp_operands
 from tcemu.engine.instructions.operand_checks import (
     check_lane_registers,
     check_registers,
@@ -26,7 +25,7 @@ from tcemu.engine.instructions.operand_checks import (
     resolve_model,
     unpack_matrix,
 )
-from tcemu.engine.instructions.register_products import Family, compute_registers
+from tcemu.engine.instructions.register_products import TILE_COLUMNS, Family, compute_registers, stack_selectors, warp_operands
 from tcemu.engine.instructions.selected_operands import MetadataRegisters, forbid_undefined_metadata, metadata_fields, sparsity_selector
 from tcemu.engine.instructions.statement_operands import wgmma_launch
 from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply

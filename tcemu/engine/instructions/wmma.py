@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
@@ -34,7 +34,7 @@ from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Record
 from tcemu.engine.isa.operand_fragments import WMMA_SM
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.packing import pack_registers, unpack_registers
-from tcemu.engine.layouts.strided_memory import StridedLines, as_integers, as_memory, read_lines, read_runs, write_lines, write_runs
+from tcemu.engine.layouts.strided_memory import StridedLines, as_integers, as_memory, read_runs, write_runs
 
 STORAGE = "PTX ISA 9.7.14.4.2"
 
@@ -178,7 +178,7 @@ class LinePlacement:
     start: Array  # word of the first line
     step: Array  # words from line to line
     good: Array | None  # bool: where both are legal; None: everywhere
-    known_step: int | None = field(metadata={"static": True})  # the step, if it is one number and known before tracing
+    is_one_run: bool = field(metadata={"static": True})  # known before tracing: the lines of every warp are one run of words
 
 
 class WmmaMemoryOperands(NamedTuple):
@@ -255,7 +255,7 @@ def _bind_place(op: WmmaMemory, words: int, offset: ArrayLike, stride: ArrayLike
         start=jnp.asarray(lines.words(start), jnp.int32),
         step=jnp.asarray(lines.words(step), jnp.int32),
         good=good,
-        known_step=int(lines.words(step)) if isinstance(step, np.ndarray) and step.ndim == 0 else None,
+        is_one_run=isinstance(step, np.ndarray) and step.shape == start.shape == () and step == lines.length,
     )
 
 
@@ -270,8 +270,8 @@ def _forbid_unlike_copies(op: Instruction, name: str, registers: Array, sm: int)
 def _load(op: WmmaMemory, sm: int, operands: WmmaMemoryOperands) -> Array:
     lines, fmt = memory_lines(op), op.format
     memory, place, length = operands.memory, operands.place, lines.words(lines.length)
-    if place.known_step is not None and place.start.ndim == 0:
-        runs = read_lines(memory, place.start, place.known_step, lines.count, length)
+    if place.is_one_run:
+        runs = _read_whole(memory, place, lines.count, length)
         runs = runs if place.good is None else jnp.where(place.good, runs, 0)
     else:
         runs = read_runs(memory, *_line_starts(place, lines.count), length=length)
@@ -287,12 +287,18 @@ def _store(op: WmmaMemory, sm: int, operands: WmmaMemoryOperands) -> Array:
     matrix = unpack_matrix(op, op.operand, operands.fragment, sm)
     axis = matrix.ndim - fmt.words
     runs = pack_registers(matrix if op.layout == "row" else jnp.swapaxes(matrix, axis - 1, axis), fmt)
-    if place.known_step is None or place.start.ndim > 0:
+    if not place.is_one_run:
         starts, good = _line_starts(place, lines.count)
         return write_runs(memory, starts, runs, good)
     if place.good is not None:
-        runs = jnp.where(place.good, runs, read_lines(memory, place.start, place.known_step, *runs.shape[-2:]))
-    return write_lines(memory, place.start, place.known_step, runs)
+        runs = jnp.where(place.good, runs, _read_whole(memory, place, *runs.shape[-2:]))
+    batch = jnp.broadcast_shapes(memory.shape[:-1], runs.shape[:-2])
+    words = jnp.broadcast_to(runs, (*batch, *runs.shape[-2:])).reshape(*batch, -1)
+    return lax.dynamic_update_slice_in_dim(jnp.broadcast_to(memory, (*batch, memory.shape[-1])), words, place.start, axis=-1)
+
+
+def _read_whole(memory: Array, place: LinePlacement, count: int, length: int) -> Array:
+    return lax.dynamic_slice_in_dim(memory, place.start, count * length, axis=-1).reshape(*memory.shape[:-1], count, length)
 
 
 def _line_starts(place: LinePlacement, count: int) -> tuple[Array, Array | None]:

@@ -24,8 +24,7 @@ REGISTER_BITS = 32  # bits of a register
 class Layout:
     """One permutation of digits, from the axes of a warp's fragment to the axes of a matrix.
 
-    A digit in `copies` is in the fragment's axes only: the warp stores each element several times. `decode` reads copy 0 and `encode`
-    writes every copy.
+    A digit in `copies` is in the fragment's axes only: the warp stores each element several times.
 
     Raises:
         ValueError: A side names a digit twice, or the two sides name different digits.
@@ -47,124 +46,6 @@ class Layout:
         """The digits that need a size, in the order of the fragment's axes."""
         return _names(self.fragment_axes)
 
-    def transpose(self) -> "Layout":
-        """Return the same layout with the last two axes of the matrix exchanged."""
-        *lead, rows, columns = (f"({' '.join(group)})" for group in _groups(self.matrix_axes))
-        return Layout(self.fragment_axes, " ".join([*lead, columns, rows]), self.copies, self.source)
-
-    def fragment_shape(self, **sizes: int) -> tuple[int, ...]:
-        """Return the shape of a fragment.
-
-        Args:
-            **sizes: Size of each digit.
-
-        Returns:
-            (lanes, elements), copies included.
-
-        Raises:
-            ValueError: A size is missing, unknown or below 1.
-        """
-        return _shape(self.fragment_axes, self._checked(sizes))
-
-    def matrix_shape(self, **sizes: int) -> tuple[int, ...]:
-        """Return the shape of the matrix.
-
-        Args:
-            **sizes: Size of each digit.
-
-        Returns:
-            (..., rows, columns).
-
-        Raises:
-            ValueError: A size is missing, unknown or below 1.
-        """
-        return _shape(self.matrix_axes, self._checked(sizes))
-
-    def decode(self, fragment: Any, *, trailing: int = 0, **sizes: int) -> Any:
-        """Rearrange a fragment into a matrix.
-
-        Args:
-            fragment: NumPy or JAX array [..., lanes, elements, <trailing>] of any dtype.
-            trailing: Number of axes after the elements that belong to each element, such as the two words of an f64.
-            **sizes: Size of each digit.
-
-        Returns:
-            Array [..., <matrix axes>, <trailing>].
-
-        Raises:
-            ValueError: A size is missing, unknown or below 1, or an axis is not the product of its digits.
-        """
-        sizes = self._checked(sizes)
-        lead = self._lead("fragment", fragment, self.fragment_axes, sizes, trailing)
-        batch, tail = fragment.shape[:lead], fragment.shape[fragment.ndim - trailing :]
-        stored, copies = _names(self.fragment_axes), _names(self.copies)
-        x = fragment.reshape(batch + tuple(sizes[d] for d in stored) + tail)
-        if copies:
-            x = x[(slice(None),) * lead + tuple(slice(0, 1) if d in copies else slice(None) for d in stored)]
-            stored = tuple(d for d in stored if d not in copies)
-            x = x.reshape(batch + tuple(sizes[d] for d in stored) + tail)
-        return _permute(x, lead, stored, _names(self.matrix_axes), trailing).reshape(batch + _shape(self.matrix_axes, sizes) + tail)
-
-    def encode(self, matrix: Any, *, trailing: int = 0, **sizes: int) -> Any:
-        """Rearrange a matrix into a fragment and write every copy; the inverse of `decode`.
-
-        Args:
-            matrix: NumPy or JAX array [..., <matrix axes>, <trailing>] of any dtype.
-            trailing: As in `decode`.
-            **sizes: Size of each digit.
-
-        Returns:
-            Array [..., lanes, elements, <trailing>].
-
-        Raises:
-            ValueError: As in `decode`.
-        """
-        sizes = self._checked(sizes)
-        lead = self._lead("matrix", matrix, self.matrix_axes, sizes, trailing)
-        batch, tail = matrix.shape[:lead], matrix.shape[matrix.ndim - trailing :]
-        copies, every = _names(self.copies), _names(self.fragment_axes)
-        stored = tuple(d for d in every if d not in copies)
-        x = matrix.reshape(batch + tuple(sizes[d] for d in _names(self.matrix_axes)) + tail)
-        x = _permute(x, lead, _names(self.matrix_axes), stored, trailing)
-        if copies:
-            x = x.reshape(batch + tuple(1 if d in copies else sizes[d] for d in every) + tail)
-            broadcast = jnp.broadcast_to if isinstance(x, jax.Array) else np.broadcast_to
-            x = broadcast(x, batch + tuple(sizes[d] for d in every) + tail)
-        return x.reshape(batch + _shape(self.fragment_axes, sizes) + tail)
-
-    def index(self, **sizes: int) -> np.ndarray:
-        """Return the row-major index in the matrix of each element of a fragment.
-
-        Args:
-            **sizes: Size of each digit.
-
-        Returns:
-            int[lanes, elements].
-
-        Raises:
-            ValueError: A size is missing, unknown or below 1.
-        """
-        shape = self.matrix_shape(**sizes)
-        return self.encode(np.arange(math.prod(shape)).reshape(shape), **sizes)
-
-    def _checked(self, sizes: dict[str, int]) -> dict[str, int]:
-        """Return the sizes, or raise ValueError unless each digit has a size of 1 or more."""
-        if set(sizes) != set(self.digits) or any(size < 1 for size in sizes.values()):
-            raise ValueError(f"{self}: expected a size of 1 or more for each of the digits {' '.join(self.digits)}; got {dict(sizes)}")
-        return sizes
-
-    def _lead(self, name: str, x: Any, side: str, sizes: Mapping[str, int], trailing: int) -> int:
-        """Return the number of batch axes of `x`, or raise ValueError if the axes after them do not match `side`."""
-        expected, end = _shape(side, sizes), x.ndim - trailing
-        lead = end - len(expected)
-        if trailing < 0 or lead < 0 or x.shape[lead:end] != expected:
-            after = f" and {trailing} trailing" if trailing else ""
-            digits = ", ".join(f"{d}={sizes[d]}" for d in _names(side))
-            raise ValueError(
-                f"{name}: {self} needs the axes [..., {str(expected)[1:-1]}]{after}, {side} with {digits}; got shape {x.shape}"
-            )
-        return lead
-
     def __str__(self) -> str:
         return f"layout {self.fragment_axes} -> {self.matrix_axes}"
 
@@ -179,10 +60,6 @@ def _groups(side: str) -> tuple[tuple[str, ...], ...]:
 @functools.cache
 def _names(side: str) -> tuple[str, ...]:
     return tuple(digit for group in _groups(side) for digit in group)
-
-
-def _shape(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(math.prod(sizes[digit] for digit in group) for group in _groups(side))
 
 
 def _permute(x: Any, lead: int, source: tuple[str, ...], target: tuple[str, ...], trailing: int) -> Any:
@@ -235,12 +112,20 @@ WMMA_70_C_F32 = Layout("(h n m u v) (a b e)", "(m h b v) (n a u e)", source="9.7
 class Fragment:
     """The registers of one operand in a warp, or in a warpgroup of four warps: a layout with its sizes.
 
-    Hashable, so it may be static under `jit`.
+    Hashable, so it may be static under `jit`. `decode` reads copy 0 of an element, `encode` writes every copy.
+
+    Raises:
+        ValueError: A digit of the layout has no size, or one below 1.
     """
 
     layout: Layout  # row of the table
     sizes: tuple[tuple[str, int], ...]  # digits and their sizes
     transposed: bool = False  # True if the layout describes the transpose of the caller's matrix
+
+    def __post_init__(self) -> None:
+        if {digit for digit, _ in self.sizes} != set(self.layout.digits) or any(size < 1 for _, size in self.sizes):
+            digits = " ".join(self.layout.digits)
+            raise ValueError(f"{self.layout}: expected a size of 1 or more for each of the digits {digits}; got {dict(self.sizes)}")
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -251,12 +136,12 @@ class Fragment:
     @property
     def elements(self) -> int:
         """Number of elements in one lane, copies included."""
-        return self.layout.fragment_shape(**dict(self.sizes))[1]
+        return self._sizes_of(self.layout.fragment_axes)[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Axes of the matrix: rows and columns, after any leading axes of the layout."""
-        return self._matrix_layout.matrix_shape(**dict(self.sizes))
+        return self._sizes_of(self._matrix_axes)
 
     @property
     def rows(self) -> int:
@@ -279,14 +164,15 @@ class Fragment:
         Raises:
             ValueError: The axes are not the fragment's.
         """
-        end = elements.ndim - trailing
-        lead, expected = end - len(self.lanes) - 1, (*self.lanes, self.elements)
-        if lead < 0 or elements.shape[lead:end] != expected:
-            after = f" and {trailing} trailing" if trailing else ""
-            axes = f"[..., {str(expected)[1:-1]}]{after}"
-            raise ValueError(f"elements: expected the axes {axes}: lanes and elements; got shape {elements.shape}")
-        x = elements.reshape(*elements.shape[:lead], math.prod(self.lanes), *elements.shape[end - 1 :])
-        return self._matrix_layout.decode(x, trailing=trailing, **dict(self.sizes))
+        lead, sizes = self._lead("elements", elements, (*self.lanes, self.elements), trailing), dict(self.sizes)
+        batch, tail = elements.shape[:lead], elements.shape[elements.ndim - trailing :]
+        stored, copies = self.layout.digits, _names(self.layout.copies)
+        x = elements.reshape(batch + tuple(sizes[d] for d in stored) + tail)
+        if copies:
+            x = x[(slice(None),) * lead + tuple(slice(0, 1) if d in copies else slice(None) for d in stored)]
+            stored = tuple(d for d in stored if d not in copies)
+            x = x.reshape(batch + tuple(sizes[d] for d in stored) + tail)
+        return _permute(x, lead, stored, _names(self._matrix_axes), trailing).reshape(batch + self.shape + tail)
 
     def encode(self, matrix: Any, *, trailing: int = 0) -> Any:
         """Rearrange a matrix into the elements of the lanes and write every copy; the inverse of `decode`.
@@ -301,9 +187,16 @@ class Fragment:
         Raises:
             ValueError: The axes are not the matrix's.
         """
-        x = self._matrix_layout.encode(matrix, trailing=trailing, **dict(self.sizes))
-        end = x.ndim - trailing
-        return x.reshape(*x.shape[: end - 2], *self.lanes, *x.shape[end - 1 :])
+        lead, sizes, shown = self._lead("matrix", matrix, self.shape, trailing), dict(self.sizes), _names(self._matrix_axes)
+        batch, tail = matrix.shape[:lead], matrix.shape[matrix.ndim - trailing :]
+        every, copies = self.layout.digits, _names(self.layout.copies)
+        x = matrix.reshape(batch + tuple(sizes[d] for d in shown) + tail)
+        x = _permute(x, lead, shown, tuple(d for d in every if d not in copies), trailing)
+        if copies:
+            x = x.reshape(batch + tuple(1 if d in copies else sizes[d] for d in every) + tail)
+            broadcast = jnp.broadcast_to if isinstance(x, jax.Array) else np.broadcast_to
+            x = broadcast(x, batch + tuple(sizes[d] for d in every) + tail)
+        return x.reshape(*batch, *self.lanes, self.elements, *tail)
 
     def index(self) -> np.ndarray:
         """Return the row-major index in the matrix of each element of the lanes.
@@ -314,8 +207,25 @@ class Fragment:
         return self.encode(np.arange(math.prod(self.shape)).reshape(self.shape))
 
     @property
-    def _matrix_layout(self) -> Layout:
-        return self.layout.transpose() if self.transposed else self.layout
+    def _matrix_axes(self) -> str:
+        if not self.transposed:
+            return self.layout.matrix_axes
+        *lead, rows, columns = (f"({' '.join(group)})" for group in _groups(self.layout.matrix_axes))
+        return " ".join([*lead, columns, rows])
+
+    def _sizes_of(self, side: str) -> tuple[int, ...]:
+        sizes = dict(self.sizes)
+        return tuple(math.prod(sizes[digit] for digit in group) for group in _groups(side))
+
+    def _lead(self, name: str, x: Any, expected: tuple[int, ...], trailing: int) -> int:
+        """Return the number of batch axes of `x`, or raise ValueError if the axes after them are not the expected ones."""
+        end = x.ndim - trailing
+        lead = end - len(expected)
+        if trailing < 0 or lead < 0 or x.shape[lead:end] != expected:
+            after = f" and {trailing} trailing" if trailing else ""
+            digits = ", ".join(f"{digit}={size}" for digit, size in self.sizes)
+            raise ValueError(f"{name}: {self.layout} with {digits} needs the axes [..., {str(expected)[1:-1]}]{after}; got shape {x.shape}")
+        return lead
 
 
 def _fragment(layout: Layout, sizes: Mapping[str, int], transposed: bool = False) -> Fragment:

@@ -60,7 +60,8 @@ def unpack_registers(registers: Any, fmt: Format, *, container_bits: int | None 
         Codes [..., n * 32 / container_bits] of dtype `fmt.dtype`. For f64: uint32[..., n / 2, 2], low word first, in the registers' order.
 
     Raises:
-        TypeError, ValueError: Another dtype; no such container in a register, or an odd n for f64.
+        TypeError: Registers are not uint32.
+        ValueError: The container does not divide a register or does not hold the code, or n is odd for f64.
     """
     if registers.dtype != jnp.uint32:
         raise TypeError(f"registers: expected uint32[..., n], got dtype {registers.dtype}")

@@ -97,7 +97,16 @@ def descriptor(start: int, leading: int, stride: int, swizzle: int, base_offset:
 
 
 def pack_fields(fields: Mapping[str, DescriptorField], values: Mapping[str, int], section: str) -> int:
-    """Return the descriptor with these values of fields. Raises ValueError, with the section, for one that does not fit."""
+    """Return the descriptor with these values of fields.
+
+    Args:
+        fields: The fields of the descriptor by name.
+        values: Values of some of them; the others are 0.
+        section: Section of the manual, for the message.
+
+    Raises:
+        ValueError: A value does not fit its field.
+    """
     packed = 0
     for name, value in values.items():
         field = fields[name]
@@ -219,6 +228,15 @@ def strided_units(xp: Any, at: Any, major: str, lines: int, units: int, width: A
     (9.7.15.5.1.2.1.3). The manual calls `leading` unused in the swizzled K-major layouts. It repeats atoms along K with the stride of
     units, which would put them into the next line. On an H200 `leading` is used: measured with a sparse instruction's B, which has 64 bytes
     of K, and the 32-byte swizzle.
+
+    Args:
+        xp: NumPy or JAX, as `field_columns` returns it.
+        at: Fields of the descriptor, with axes for lines and units.
+        major: "k" or "mn".
+        lines: Number of lines.
+        units: Units of a line.
+        width: Width of an atom in units.
+        atom_lines: Lines of an atom.
     """
     line, unit = np.arange(lines, dtype=np.int32)[:, None], np.arange(units, dtype=np.int32)
     next_lines, next_atom = at.stride, at.leading

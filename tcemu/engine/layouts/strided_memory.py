@@ -1,8 +1,4 @@
-"""Memory as `uint32[..., words]`, little-endian: reads and writes of runs of words, and checks of their addresses.
-
-An address that is traced, or that differs within the batch, is data: a read there is a gather. A read at an address that is known before
-tracing is a slice.
-"""
+"""Memory as `uint32[..., words]`, little-endian: reads and writes of runs of words, and checks of their addresses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,52 +103,6 @@ class StridedLines:
             Number of words, rounded down.
         """
         return elements * (self.bits // 32) if self.bits > 32 else elements // (32 // self.bits)
-
-
-def read_lines(memory: Array, start: Array, step: int, count: int, length: int) -> Array:
-    """Read equally spaced runs of words.
-
-    Args:
-        memory: uint32[..., words].
-        start: First word of the first run, a scalar.
-        step: Words from the start of one run to the start of the next.
-        count: Number of runs.
-        length: Words of a run.
-
-    Returns:
-        uint32[..., count, length].
-    """
-    if step < length:
-        return jnp.stack([lax.dynamic_slice_in_dim(memory, start + i * step, length, axis=-1) for i in range(count)], axis=-2)
-    span = lax.dynamic_slice_in_dim(memory, start, (count - 1) * step + length, axis=-1)
-    padded = jnp.pad(span, [(0, 0)] * (memory.ndim - 1) + [(0, step - length)])
-    return padded.reshape(*memory.shape[:-1], count, step)[..., :length]
-
-
-def write_lines(memory: Array, start: Array, step: int, lines: Array) -> Array:
-    """Write equally spaced runs of words where `read_lines` reads them.
-
-    Args:
-        memory: uint32[..., words].
-        start: First word of the first run, a scalar.
-        step: Words from the start of one run to the start of the next. If runs overlap, the later one wins.
-        lines: uint32[..., count, length].
-
-    Returns:
-        The written memory, uint32[..., words]; leading axes broadcast.
-    """
-    count, length = lines.shape[-2:]
-    batch = jnp.broadcast_shapes(memory.shape[:-1], lines.shape[:-2])
-    memory = jnp.broadcast_to(memory, (*batch, memory.shape[-1]))
-    lines = jnp.broadcast_to(lines, (*batch, count, length))
-    if step == length:
-        return lax.dynamic_update_slice_in_dim(memory, lines.reshape(*batch, count * length), start, axis=-1)
-
-    def write(i: Array, memory: Array) -> Array:
-        line = lax.dynamic_index_in_dim(lines, i, axis=lines.ndim - 2, keepdims=False)
-        return lax.dynamic_update_slice_in_dim(memory, line, start + i * step, axis=-1)
-
-    return lax.fori_loop(0, count, write, memory)
 
 
 def read_runs(memory: Array, starts: Array, good: Array | None = None, *, length: int) -> Array:

@@ -108,11 +108,14 @@ def output_shape(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[in
     return shape
 
 
+def memory_bytes() -> int:
+    """Bytes of this machine's memory; a very large number where the system does not tell, as Windows."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+
+
 def check_size(shape: tuple[int, ...], fmt: Format) -> None:
     """Reject a D that does not fit into this machine's memory. Small files can request one, with K = 0."""
-    if not hasattr(os, "sysconf"):  # Windows
-        return
-    needed, available = prod(shape) * fmt.bits // 8, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, available = prod(shape) * fmt.bits // 8, memory_bytes()
     if needed > available:
         size = f"{needed / 1e9:,.1f}" if needed < 1e18 else "more than 10^9"
         raise CommandError(f"D: {list(shape)} of {fmt} takes {size} GB; this machine has {available / 1e9:,.1f} GB")

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -275,14 +276,6 @@ def _what_if_suffix(args: argparse.Namespace) -> str:
 
 
 @dataclass
-class NotFinite:
-    """Counts of the elements of a matrix that are not finite."""
-
-    nan: int = 0
-    infinite: int = 0
-
-
-@dataclass
 class ErrorReport:
     """Errors and counts over all blocks."""
 
@@ -292,7 +285,7 @@ class ErrorReport:
     sampled: int = 0  # outputs recomputed in rational arithmetic
     outputs: int = 0  # all outputs
     counted: int = 0  # finite outputs, which the figures cover
-    not_finite: dict[str, NotFinite] = field(default_factory=lambda: {name: NotFinite() for name in ("D", "exact", "plain float32")})
+    not_finite: Counter[tuple[str, str]] = field(default_factory=Counter)  # elements of a matrix that are "NaN" or "infinite"
     seconds: float = 0.0  # time of the emulation, without tracing and compiling
     compiling: float = 0.0  # seconds of tracing and compiling
 
@@ -392,8 +385,7 @@ def add_errors(
     rounded_values = values if rounded is exact else rounded.compute_rows(start, start + d.shape[-2])[0]
     d, plain = d.astype(np.float64), plain.astype(np.float64)
     for name, x in (("D", d), ("exact", values), ("plain float32", plain)):
-        report.not_finite[name].nan += int(np.isnan(x).sum())
-        report.not_finite[name].infinite += int(np.isinf(x).sum())
+        report.not_finite += Counter({(name, "NaN"): int(np.isnan(x).sum()), (name, "infinite"): int(np.isinf(x).sum())})
     report.outputs += d.size
     indices = np.argwhere(np.isfinite(d) & np.isfinite(values) & np.isfinite(plain) & np.isfinite(rounded_values))
     report.counted += len(indices)
@@ -431,7 +423,8 @@ def report_remarks(report: ErrorReport, fmt: Format) -> list[str]:
     """Notes below the table: what is left out, what an ulp is, and how exact the exact product is."""
     lines = []
     if report.counted < report.outputs:
-        kinds = "; ".join(f"{name}: {count.nan} NaN, {count.infinite} infinite" for name, count in report.not_finite.items())
+        count = report.not_finite
+        kinds = "; ".join(f"{x}: {count[x, 'NaN']} NaN, {count[x, 'infinite']} infinite" for x in ("D", "exact", "plain float32"))
         lines.append(
             f"{report.outputs - report.counted:,} of {report.outputs:,} outputs are not finite and left out of the figures. {kinds}."
         )

@@ -1,7 +1,6 @@
 """`tcemu run`: run a kernel of a PTX or CUDA C++ file without a GPU on arrays in files."""
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -16,7 +15,7 @@ import numpy as np
 from tcemu.base.progress import ProgressLine
 from tcemu.faces.commands import TARGET_HELP, CommandError
 from tcemu.faces.commands.arguments import parse_count
-from tcemu.faces.commands.array_files import Output, load_array, npy_bytes, path_text
+from tcemu.faces.commands.array_files import Output, load_array, memory_bytes, npy_bytes, path_text
 from tcemu.kernels.ptx.cuda_source import compile as compile_source
 from tcemu.kernels.ptx.runtime.kernel_runner import STEP_LIMIT, run
 from tcemu.kernels.ptx.runtime.scheduler import StepLimit
@@ -142,16 +141,11 @@ def _make_value(index: int, text: str, value: int | float, dtype: np.dtype, axes
     shape = tuple(map(int, axes.split("x")[1:]))
     if dtype.kind in "ui" and (isinstance(value, float) or not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max):
         raise CommandError(f"argument {index}: {text!r}: {value} does not fit {dtype}")
-    if len(shape) > 32 or prod(shape) * dtype.itemsize > _memory_bytes():
+    if len(shape) > 32 or prod(shape) * dtype.itemsize > memory_bytes():
         raise CommandError(f"argument {index}: {text!r} does not fit in this machine's memory")
     with np.errstate(over="ignore"):
         number = dtype.type(value)
     return np.full(shape, number) if shape else number
-
-
-def _memory_bytes() -> int:
-    """Bytes of this machine's memory; a very large number where the system does not tell."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
 
 
 def array_outputs(args: argparse.Namespace, given: list[KernelArgument]) -> dict[int, Output]:

@@ -21,7 +21,8 @@ from typing import Any
 import jax
 
 from tcemu.base.files import lock_folder, remove_leftovers, replace_file
-from tcemu.base.saved_files import pack_archive, parse_json
+from tcemu.base.plain_values import from_plain
+from tcemu.base.saved_files import check_members, pack_archive, parse_json
 from tcemu.engine.backends.native.gpu_runner import Gpu, Runner, gpu
 from tcemu.engine.isa.families import Instruction
 from tcemu.engine.isa.grammar import parse
@@ -220,16 +221,11 @@ def _load_results(directory: Path, question: dict[str, Any]) -> Rows:
     if not path.exists():
         return {}
     try:
-        held = parse_json(path.read_bytes())
-        there, rows = held["question"], [Verification(**row) for row in held["rows"]]
-        if not isinstance(there, dict) or not all(isinstance(row.op, str) and row.family in FAMILIES for row in rows):
+        held = check_members("the file", parse_json(path.read_bytes()), ("question", "facts", "rows"))
+        there, rows = (from_plain(name, kind, held[name]) for name, kind in (("question", dict), ("rows", list[Verification])))
+        if any(row.family not in FAMILIES or any(isinstance(fact, int) and fact < 0 for fact in row) for row in rows):
             raise ValueError("its rows are none of a comparison")
-        counts = [
-            row._asdict()[name] for row in rows for name in ("outputs", "mismatches", "variants", "undefined", "undefined_mismatches")
-        ]
-        if not all(type(count) is int and count >= 0 for count in counts):
-            raise ValueError("a count is none")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"--out {directory}: {path} is damaged: {error}. Choose another directory, or move the file away") from error
     if there != question:
         differences = "; ".join(f"{name} is {there.get(name)!r} there and {question[name]!r} here" for name in question)

@@ -10,12 +10,12 @@ import importlib
 import math
 import threading
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,7 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.faces.torch.watching import describe_tensor
 from tcemu.operations.functional.torch_cuda.attention import CHOICES, CUDNN_HIDDEN, AttentionCall
+from tcemu.operations.functional.torch_cuda.random_numbers import GpuGenerator
 from tcemu.operations.functional.torch_cuda.sorting import NETWORK
 from tcemu.uses.replay.aten_operations import (
     ALIGNED,
@@ -57,7 +58,10 @@ NUMPY_DTYPES = {
     torch.float64: np.dtype(np.float64), torch.int64: np.dtype(np.int64), torch.int32: np.dtype(np.int32), torch.int16: np.dtype(np.int16),
     torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.uint64: np.dtype(np.uint64), torch.bool: np.dtype(np.bool_),
 }  # fmt: skip
-RANDOM = ("rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal")
+RANDOM = (  # beginnings of the names of operators that draw random numbers
+    "rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal",
+    "binomial", "poisson", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise",
+)  # fmt: skip
 
 
 # ---- tensors and arrays
@@ -255,7 +259,17 @@ class OperationMode(TorchDispatchMode):
         self.emulation = emulation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_composite(func):  # in inference mode these come undecomposed
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         return self.emulation.compute(func, args, kwargs or {})
+
+
+@lru_cache(maxsize=4096)
+def _is_composite(func: Any) -> bool:
+    """Return whether PyTorch has an operator only as a function of other ones."""
+    keys = torch._C.DispatchKey
+    return func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd) and not func.has_kernel_for_dispatch_key(keys.CPU)
 
 
 @lru_cache(maxsize=4096)
@@ -305,7 +319,11 @@ def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class GpuEmulation:
-    """A model whose operations are computed as PyTorch computes them on a GPU, within `with`; `emulate(model, gpu=...)` returns it."""
+    """A model whose operations are computed as PyTorch computes them on a GPU, within `with`; `emulate(model, gpu=...)` returns it.
+
+    Attributes:
+        generator: The GPU's default generator of random numbers. `torch.manual_seed` and `torch.cuda.manual_seed` within the block seed it.
+    """
 
     def __init__(self, model: torch.nn.Module, gpu: str, library: str, unknown: str, compiled: Any = None) -> None:
         if gpu not in GPUS:
@@ -320,6 +338,7 @@ class GpuEmulation:
         if unknown not in UNKNOWN_CHOICES:
             raise ValueError(f"unknown={unknown!r}: expected one of {', '.join(UNKNOWN_CHOICES)}")
         self.model, self.gpu, self.library, self.unknown = model, gpu, library, unknown
+        self.generator = GpuGenerator()
         self.compiled = compiled  # graphs of `tcemu.inductor`
         self._compiled_model: Callable[..., Any] | None = None
         self._lines: dict[tuple, int] = {}
@@ -334,7 +353,7 @@ class GpuEmulation:
             raise RuntimeError("emulate: this block is open already")
         if self.compiled is None:
             self._paths = ModulePaths(self.model)
-            self._open = [GpuDefaults(), FunctionChoices(self), OperationMode(self)]
+            self._open = [GpuDefaults(self.generator), FunctionChoices(self), OperationMode(self)]
         for mode in self._open:
             mode.__enter__()
         return self
@@ -408,7 +427,10 @@ class GpuEmulation:
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(_flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
+        draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
         try:
+            if draws and backward:
+                raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
             if not (has_rule and self._has_floats(func, args, kwargs)):
                 exact = self._find_exact(func, name, args, kwargs)
                 if exact is not None:
@@ -423,6 +445,8 @@ class GpuEmulation:
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
+        if (draws or _by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
+            self.generator.lost = self.generator.lost or place[0]
         return self._leave(func, args, kwargs, place, operands, reason)
 
     def compute_alone(self, func: Any, *args: Any) -> Any:
@@ -449,15 +473,18 @@ class GpuEmulation:
         arrays = pytree.tree_map_only(torch.Tensor, to_array, (args, given))
         arguments = bind_arguments(operation, *arrays)
         arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
+        if name == "bernoulli" and outs and arguments["p"] is None:
+            arguments["p"] = 0.5  # the default of the overload that writes to its operand
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if _is_tensor(x))  # type: ignore[union-attr]
-        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library))
+        tf32 = torch.backends.cudnn.allow_tf32
+        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32))
         named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
         for key, value in answer.updates.items():
             named[key].copy_(to_tensor(value))
         for i, out in enumerate(empty):
             if i >= len(answer.results):  # seeds and offsets of random numbers, and sizes
                 if isinstance(out, torch.Tensor):
-                    out.zero_()
+                    out.copy_(to_tensor(answer.states[i]).reshape(out.shape)) if i in answer.states else out.zero_()
             elif (found := answer.results[i]) is not None:
                 empty[i] = _write_result(out, to_tensor(found), bool(outs))
             elif not outs:
@@ -473,7 +500,7 @@ class GpuEmulation:
 
     def _find_exact(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str] | None:
         """Return what computes an operation whose bits every correct implementation has, and why it has them; None for others."""
-        if any(name.startswith(word) for word in RANDOM):
+        if name.startswith(RANDOM):
             return None
         if name in SPECIAL:
             return SPECIAL[name](func, args, kwargs)
@@ -504,6 +531,7 @@ class GpuEmulation:
     def leave_function(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Leave a function that is one kernel on a GPU, and which a CPU decomposes into operators that have rules."""
         place = (f"torch.{func.__name__}", *(("", False) if self._paths is None else self._paths.find()))
+        self.generator.lost = self.generator.lost or place[0]  # dropout between layers may draw
         reason = "a GPU runs one kernel, of cuDNN or PyTorch, which has no rule (torch_cuda/)"
         self._note_unknown(place, _describe_operands(_flat_tensors(args, kwargs)), reason)
         with _disable_current_modes():
@@ -667,11 +695,16 @@ SPECIAL: dict[str, Callable[..., tuple[Callable, str] | None]] = {
 class GpuDefaults:
     """A context in which PyTorch decides, before its dispatcher, as it does for tensors on a GPU without this mode. It is of one thread.
 
-    Optimizers and `clip_grad_norm_` take their foreach forms by default. Multi-head attention and transformer layers take their fused forms
-    where no gradient is needed, and these have no rule: `has_torch_function` would tell them that a mode is open.
+    Seeds of GPUs reach the generators of the thread's blocks. Optimizers and `clip_grad_norm_` take their foreach forms by default.
+    Multi-head attention and transformer layers take their fused forms where no gradient is needed, and these have no rule:
+    `has_torch_function` would tell them that a mode is open.
     """
 
-    _lock, _open, _originals = threading.Lock(), Counter[int](), list[tuple[Any, str, Any]]()  # of all blocks; `_open` by threads
+    _lock, _originals = threading.Lock(), list[tuple[Any, str, Any]]()  # of all blocks
+    _open: ClassVar = defaultdict[int, list[GpuGenerator]](list)  # generators of the open blocks, by threads
+
+    def __init__(self, generator: GpuGenerator) -> None:
+        self._generator = generator
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
@@ -681,14 +714,14 @@ class GpuDefaults:
                     module = importlib.import_module(name)
                     self._originals.append((module, attribute, original := getattr(module, attribute)))
                     setattr(module, attribute, partial(self._answer, original, answer))
-            self._open[self._thread] += 1
+            self._open[self._thread].append(self._generator)
 
     def _answer(self, original: Callable, answer: Callable, *args: Any) -> Any:
         return answer(original, *args) if threading.get_ident() in self._open else original(*args)
 
     def __exit__(self, *error: Any) -> None:
         with self._lock:
-            self._open[self._thread] -= 1
+            self._open[self._thread].pop()
             if not self._open[self._thread]:
                 del self._open[self._thread]
             while not self._open and self._originals:
@@ -697,6 +730,12 @@ class GpuDefaults:
 
 def _foreach_devices(original: Callable[[], list[str]]) -> list[str]:
     return [*original(), "cpu"]
+
+
+def _seed_generators(original: Callable[[int], None], seed: int) -> None:
+    for generator in GpuDefaults._open[threading.get_ident()]:
+        generator.manual_seed(seed)
+    original(seed)
 
 
 def _keeps_from_fused_form(original: Callable, operands: Sequence[Any]) -> bool:
@@ -709,6 +748,8 @@ DEFAULTS = (
     ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", _foreach_devices),
     ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices", _foreach_devices),
     ("torch.overrides", "has_torch_function", _keeps_from_fused_form),  # as torch.nn's modules call it
+    ("torch.cuda", "manual_seed", _seed_generators),
+    ("torch.cuda", "manual_seed_all", _seed_generators),  # as torch.manual_seed calls it
 )
 
 # Functions that autocast computes in float32 on a GPU. Source: PyTorch 2.11.0, aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and others).
@@ -731,6 +772,7 @@ class FunctionChoices(TorchFunctionMode):
     def __init__(self, emulation: GpuEmulation) -> None:
         super().__init__()
         self.emulation = emulation
+        self._open: list[Callable] = []  # functions whose bodies run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -739,6 +781,8 @@ class FunctionChoices(TorchFunctionMode):
         if func in (torch.nn.functional.rms_norm, torch.rms_norm):
             return rms_norm(self.emulation, func, *args, **kwargs)
         name = getattr(func, "__name__", "")
+        if func is torch.dropout:
+            return dropout(func, *args, **kwargs)
         if name in RECURRENT:
             return self.emulation.leave_function(func, args, kwargs)
         if torch.is_autocast_enabled("cpu") and name in FLOAT32_UNDER_AUTOCAST:
@@ -746,21 +790,39 @@ class FunctionChoices(TorchFunctionMode):
             with torch.autocast("cpu", enabled=False):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, widen, (args, kwargs))
                 return func(*args, **kwargs)
-        if (body := _python_body(func)) is not None:
+        if func in self._open or (body := _python_body(func)) is None:  # a body may hand its function to a mode by another one
+            return func(*args, **kwargs)
+        self._open.append(func)
+        try:
             with self:
                 return body(*args, **kwargs)
-        return func(*args, **kwargs)
+        finally:
+            self._open.pop()
 
 
 @lru_cache(maxsize=1024)
 def _python_body(func: Any) -> Callable | None:
-    """Return a function of torch.nn.functional that does not hand itself to a mode, which then sees what it calls; None for others."""
-    if not isinstance(func, FunctionType) or func.__module__ not in ("torch.nn.functional", "torch.functional"):
+    """Return a function that does not hand itself to a mode, which then sees what it calls; None for a function that calls no others.
+
+    These are functions of torch.nn.functional, and backward passes, which may compute a forward again.
+    """
+    runs_backward = func in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+    if not isinstance(func, FunctionType) or not (runs_backward or func.__module__ in ("torch.nn.functional", "torch.functional")):
         return None
     never = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False)
     body = FunctionType(func.__code__, func.__globals__ | never, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
+
+
+def dropout(func: Callable[..., torch.Tensor], input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Call the operator that PyTorch calls on a GPU.
+
+    Source: PyTorch 2.11.0, aten/src/ATen/native/Dropout.cpp (`is_fused_kernel_acceptable`); the form that writes to its operand has none.
+    """
+    if train and 0 < p < 1 and input.numel():
+        return torch.ops.aten.native_dropout(input, p, train)[0]
+    return func(input, p, train)
 
 
 def rms_norm(
@@ -832,8 +894,13 @@ def scaled_dot_product_attention(
     needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     backend = _choose_backend(emulation, query, key, value, attn_mask, is_causal)
     if backend == "math":
-        given = {"scale": scale, "enable_gqa": enable_gqa}
-        return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None, **given)[0]
+        run, given = torch.ops.aten._scaled_dot_product_attention_math, {"scale": scale, "enable_gqa": enable_gqa}
+        if not dropout_p:
+            return run(query, key, value, attn_mask, 0.0, is_causal, None, **given)[0]
+        wide = [x.float() if x.dtype in LOW_PRECISION else x for x in (query, key, value)]
+        weights = run(*wide[:2], wide[2][..., :0], attn_mask, 0.0, is_causal, None, **given)[1]  # of no values: the weights alone
+        values = wide[2].repeat_interleave(query.shape[-3] // value.shape[-3], -3) if enable_gqa else wide[2]
+        return (dropout(torch.dropout, weights, dropout_p, True) @ values).to(query.dtype)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
         attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)

@@ -14,11 +14,7 @@ from tcemu.operations.products.library.kernel_recipe import KernelRecipe
 from tcemu.uses.emulation.survey import Product
 from tcemu.uses.replay.kernel_profiles import get_kernel_recipe
 
-LIBRARY_NAMES = {
-    "float16": "torch-f16",
-    "bfloat16": "torch-bf16",
-    "float32": "torch-f32",
-}  # libraries that measured torch.mm
+LIBRARY_NAMES = {"float16": "torch-f16", "bfloat16": "torch-bf16", "float32": "torch-f32"}  # libraries that measured torch.mm
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,7 @@ def _dot_general_type(tensors: Sequence[Any], static: Static) -> tuple[Sequence[
 
 
 def dot_general_shape(
-    lhs: Sequence[int],
-    rhs: Sequence[int],
-    left: Sequence[int],
-    right: Sequence[int],
-    left_batch: Sequence[int],
-    right_batch: Sequence[int],
+    lhs: Sequence[int], rhs: Sequence[int], left: Sequence[int], right: Sequence[int], left_batch: Sequence[int], right_batch: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the shape of a dot_general from the operands' shapes and its contracting and batch axes."""
     rows = [size for axis, size in enumerate(lhs) if axis not in (*left, *left_batch)]

@@ -533,17 +533,8 @@ class ProductMode(TorchFunctionMode):
         x, w = _cast_operand(x, dtype), _cast_operand(w, dtype)
         if self.decisions.capture is not None:
             self.decisions.capture_operands(replacement.name, (x, w), windows)
-        return convolution_op(
-            x,
-            w,
-            _draw_seed(replacement),
-            replacement.function_name,
-            list(stride),
-            list(padding),
-            list(dilation),
-            groups,
-            torch.promote_types(x.dtype, w.dtype),
-        )
+        lists, result = [list(each) for each in (stride, padding, dilation)], torch.promote_types(x.dtype, w.dtype)
+        return convolution_op(x, w, _draw_seed(replacement), replacement.function_name, *lists, groups, result)
 
     def _decide(
         self, kind: str, primitive: str, operands: tuple[torch.Tensor, torch.Tensor], numbers: Any, shape: Any

@@ -81,10 +81,13 @@ def find_program(
     others: Sequence[Array | None],
     stored_as: str | None,
 ) -> Callable[..., Any]:
-    """Return the program of a function for arrays like these, some of them None: a function of (arrays, *others).
+    """Return the program of a function for arrays like these: a function of (arrays, *others).
 
     Args:
         function: A function of (*static, arrays, *others), decorated by `jit_wide_vectors`.
+        static: Its static arguments.
+        arrays: A list of arrays, some of them None.
+        others: Further arrays, some of them None.
         stored_as: A text that says in every process what the function and its static arguments are. None: the program is not stored.
     """
     (device, *_) = next(array for array in arrays if array is not None).devices()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tcemu.base.results import Result, Table
 from tcemu.engine.isa.targets import resolve_target
 from tcemu.kernels.cute.host_program import HostLaunch, HostProgram
 from tcemu.kernels.ptx.linker.linked_kernel import align_up, byte_size
+from tcemu.kernels.ptx.runtime.host_memory import Extent, find_extent, merge_extents
 from tcemu.kernels.ptx.runtime.kernel_arguments import POINTER_BYTES, Reference
 from tcemu.kernels.ptx.runtime.kernel_runner import IN_ORDER, find_entry, run
 from tcemu.kernels.ptx.runtime.launch_records import RecordedLaunch
@@ -70,11 +71,6 @@ class CuteLaunches(Result):
         columns = ("kernel", "grid", "block", "cluster", "shared_bytes", "notes")
         return Table(f"Launches on {self.target}", columns, rows, {"target": self.target})
 
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__
-
 
 def run_compiled(
     compiled: Any,
@@ -116,7 +112,7 @@ def run_compiled(
         raise Unsupported(f"{getattr(compiled, 'function_name', compiled)!r} has no PTX: {PTX_ADVICE}")
     target = resolve_target(target)
     module, launches = parse(text), list[CuteLaunch]()
-    regions = merge_regions(find_tensors((*args, *kwargs.values())))
+    regions = merge_extents(find_tensors((*args, *kwargs.values())))
 
     def launch(made: HostLaunch) -> None:
         recorded = _read_launch(module, made, target, regions)
@@ -126,8 +122,7 @@ def run_compiled(
             schedule=schedule, seed=seed,
         )  # fmt: skip
         for name, output in zip(recorded.names, outputs, strict=True):
-            region = regions[int(name)]
-            region.view()[:] = np.ascontiguousarray(output).reshape(-1).view(np.uint8)
+            regions[int(name)].view()[:] = np.ascontiguousarray(output).reshape(-1).view(np.uint8)
         launches.append(CuteLaunch(made.kernel, made.grid, made.block, made.cluster, made.shared_bytes, outputs.printed, outputs.notes))
 
     HostProgram(compiled, target, launch)(*args, **kwargs)
@@ -137,48 +132,25 @@ def run_compiled(
 # ---- memory of the host
 
 
-class HostRegion(NamedTuple):
-    """Memory of tensors."""
-
-    start: int
-    nbytes: int
-
-    def view(self) -> np.ndarray:
-        """Return the memory itself, uint8."""
-        return np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.start))
-
-
-def find_tensors(values: Sequence[Any]) -> Iterator[HostRegion]:
+def find_tensors(values: Sequence[Any]) -> Iterator[Extent]:
     """Yield the memory of the tensors among arguments, also within sequences."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from find_tensors(value)
         elif hasattr(value, "data_ptr") and hasattr(value, "element_type") and hasattr(value, "stride"):
             extent = 1 + sum((size - 1) * abs(step) for size, step in zip(_flatten(value.shape), _flatten(value.stride), strict=True))
-            yield HostRegion(int(value.data_ptr), -(-extent * value.element_type.width // 8))
+            start = int(value.data_ptr)
+            yield Extent(start, start + -(-extent * value.element_type.width // 8))
 
 
 def _flatten(shape: Any) -> list[int]:
-    """Return the numbers of a nested shape, in order."""
     return [number for each in shape for number in _flatten(each)] if isinstance(shape, tuple | list) else [int(shape)]
-
-
-def merge_regions(regions: Iterator[HostRegion]) -> list[HostRegion]:
-    """Return the regions with those that overlap as one, in the order of their addresses."""
-    merged: list[HostRegion] = []
-    for region in sorted(regions):
-        if merged and region.start < merged[-1].start + merged[-1].nbytes:
-            end = max(region.start + region.nbytes, merged[-1].start + merged[-1].nbytes)
-            merged[-1] = merged[-1]._replace(nbytes=end - merged[-1].start)
-        else:
-            merged.append(region)
-    return merged
 
 
 # ---- arguments of a kernel
 
 
-def _read_launch(module: Module, made: HostLaunch, target: str, regions: Sequence[HostRegion]) -> RecordedLaunch:
+def _read_launch(module: Module, made: HostLaunch, target: str, regions: Sequence[Extent]) -> RecordedLaunch:
     """Return a launch with the bytes of its arguments, and the tensors to which they lead. The names of its arrays are those of regions."""
     parameters = find_entry(module, made.kernel).parameters
     pointers = (ctypes.c_void_p * max(len(parameters), 1)).from_address(made.arguments)
@@ -198,12 +170,12 @@ def _read_launch(module: Module, made: HostLaunch, target: str, regions: Sequenc
     )  # fmt: skip
 
 
-def _find_references(parameter: Variable, data: bytearray, start: int, regions: Sequence[HostRegion]) -> Iterator[Reference]:
+def _find_references(parameter: Variable, data: bytearray, start: int, regions: Sequence[Extent]) -> Iterator[Reference]:
     """Yield the tensor maps and the addresses of tensors among the bytes of an argument. They lead to regions by their number."""
     byte, end = start, len(data)
     while byte + POINTER_BYTES <= end:
         address = int.from_bytes(data[byte : byte + POINTER_BYTES], "little")
-        region = next((n for n, each in enumerate(regions) if each.start <= address < each.start + each.nbytes), None)
+        region = find_extent(regions, address)
         if region is None:
             byte += POINTER_BYTES
             continue

@@ -112,8 +112,6 @@ class ProgramComparison(Result):
             lines.append(f"No statement is named: {self.statement_reason}")
         return lines
 
-    __repr__ = __str__
-
 
 def compare(
     program: Program | tuple[Program, Program],
@@ -151,7 +149,8 @@ def compare(
     for side, observer in enumerate((left, right)):
         with emulated(targets[side], config=configs[side], redirect_cuda=redirect_cuda) as report:
             triton_driver.active.observer = observer  # the driver of `emulated`
-            returned.append(programs[side](*map(_copy_argument, args)))
+            copies = (as_tensor(np.array(each)) if isinstance(each, np.ndarray) else copy.deepcopy(each) for each in args)
+            returned.append(programs[side](*copies))
         names.append(report.target)
     statement, reason = right.find_statement((names[0], names[1]))
     results = [_flatten_arrays(value) for value in returned]
@@ -164,12 +163,6 @@ def compare(
         statement_reason=reason,
         triton=describe_version(),
     )
-
-
-def _copy_argument(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return as_tensor(np.array(value))
-    return copy.deepcopy(value)
 
 
 def _flatten_arrays(value: Any, name: str = "result") -> dict[str, np.ndarray]:
@@ -239,7 +232,6 @@ class _Tensor(NamedTuple):
 
 
 def _numpy_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype of a torch dtype's name."""
     names = {"bool": np.bool_, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
     names |= {"bfloat16": ml_dtypes.bfloat16, "half": np.float16, "float": np.float32, "double": np.float64}
     try:
@@ -329,7 +321,6 @@ class _Comparing:
 
 
 def _own_arguments(left: LaunchData, right: LaunchData) -> Sequence[Any]:
-    """Return the left launch's arguments, on the memory that the right launch found."""
     memory = left.memory
     memory.before = {}
     for mine, other in zip(memory.holders, right.memory.holders, strict=True):

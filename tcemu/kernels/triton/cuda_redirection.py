@@ -9,16 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from tcemu.kernels.triton.device_properties import PROPERTIES, WARP_SIZE
+
 
 @contextmanager
-def cuda_on_cpu(capability: int, processors: int, name: str, note_address: Callable[[Any, int], None] | None = None) -> Iterator[None]:
+def cuda_on_cpu(capability: int, name: str, note_address: Callable[[Any, int], None] | None = None) -> Iterator[None]:
     """Let torch make tensors of the device "cuda" on the CPU, and answer questions about the device. Without torch it does nothing.
 
     A copy between the host and the device stays a copy, so that a kernel that writes one of the two leaves the other alone.
 
     Args:
         capability: Ten times the compute capability.
-        processors: Streaming multiprocessors.
         name: Name of the GPU.
         note_address: Called with each tensor whose address is asked for, and the address.
     """
@@ -54,8 +55,9 @@ def cuda_on_cpu(capability: int, processors: int, name: str, note_address: Calla
             return result
 
     properties = SimpleNamespace(
-        name=name, major=capability // 10, minor=capability % 10, multi_processor_count=processors, warp_size=32, total_memory=0
-    )
+        name=name, major=capability // 10, minor=capability % 10, multi_processor_count=PROPERTIES[capability].processors,
+        warp_size=WARP_SIZE, total_memory=0,
+    )  # fmt: skip
     answers = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "synchronize": lambda device=None: None,
         "empty_cache": lambda: None, "get_device_capability": lambda device=None: divmod(capability, 10),

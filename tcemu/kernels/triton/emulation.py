@@ -77,8 +77,7 @@ def emulated(
         stack.enter_context(store_programs(os.path.join(knobs.cache.dir, PROGRAM_FOLDER)))
         stack.enter_context(_own_tuning())
         if redirect_cuda:
-            processors = triton_properties(driver.capability)["multiprocessor_count"]
-            stack.enter_context(cuda_on_cpu(driver.capability, processors, target, driver.book.note))
+            stack.enter_context(cuda_on_cpu(driver.capability, target, driver.book.note))
         yield report
 
 
@@ -279,7 +278,6 @@ class Launcher:
 
 
 def _settings(source: Any, metadata: Any) -> dict[str, Any]:
-    """Return the constants of a kernel and the settings of its compilation."""
     names: Sequence[str] = getattr(getattr(source, "fn", None), "arg_names", ())
     constants: Mapping[tuple[int, ...], Any] = getattr(source, "constants", {})
     named = {names[path[0]]: value for path, value in constants.items() if len(path) == 1 and path[0] < len(names)}

@@ -212,11 +212,6 @@ class CompiledGraphs(Result):
                 rows.append((number, name, graph.steps.count(name), *(facts or ("operator of PyTorch", "", "", ""))))
         return Table(f"Graphs of {self.folder}", columns, tuple(rows), {"graphs": len(self.graphs)})
 
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__
-
 
 def read(folder: str | Path) -> CompiledGraphs:
     """Read the graphs of a cache folder of inductor (TORCHINDUCTOR_CACHE_DIR, /tmp/torchinductor_USER by default). It needs no GPU.
@@ -437,7 +432,6 @@ class _Interpreter:
         raise self._refuse(node, "the call")
 
     def _library(self, node: ast.Call, name: str) -> Callable[..., Any]:
-        """Return the operator of PyTorch for a call of a library."""
         if name.startswith("extern_kernels."):
             if name.removeprefix("extern_kernels.") not in LIBRARY:
                 raise self._refuse(node, "the library's function")

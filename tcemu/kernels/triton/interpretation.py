@@ -35,7 +35,6 @@ from tcemu.engine.isa.legality import instructions
 from tcemu.engine.isa.targets import parse_target_name, resolve_target
 from tcemu.kernels.ptx.runtime.launch_shape import read_dimensions
 from tcemu.kernels.triton.cuda_redirection import cuda_on_cpu
-from tcemu.kernels.triton.device_properties import PROPERTIES
 from tcemu.kernels.triton.interpreter_floats import NarrowFloats, numbers
 from tcemu.kernels.triton.launches import Launch, LaunchReport
 from tcemu.kernels.triton.tensors import InterpreterTensor, NumpyTensor
@@ -112,7 +111,7 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
         stack.enter_context(patch.object(JITFunction, "__call__", _call_interpreted))
         stack.enter_context(NarrowFloats(capability, version).patched())
         if redirect_cuda:
-            stack.enter_context(cuda_on_cpu(capability, PROPERTIES[capability].processors, target))
+            stack.enter_context(cuda_on_cpu(capability, target))
         yield report
 
 
@@ -214,7 +213,6 @@ class _Dots:
         return interpreter.TensorHandle(self._multiply(op, left, right, d.data), result)
 
     def _require_e4m3(self) -> None:
-        """Raise Unsupported if Triton does not compile e4m3 for the target."""
         if not self.rule.fp8:
             raise Unsupported(f"tl.dot of float8e4nv: Triton does not compile it for {self.target}; sm_89 and later have it")
 
@@ -244,7 +242,6 @@ class _Dots:
         return interpreter.TensorHandle(self._multiply(self._instruction(form, form, F32, left), left, right, accumulator.data), tl.float32)
 
     def _instruction(self, a: Format, b: Format, result: Format, left: np.ndarray) -> MatrixMultiply:
-        """Return the instruction that Triton's compiler takes."""
         grouped = self.rule.warpgroup and left.ndim == 2 and left.shape[0] % 64 == 0 and self.warps % WARPS_PER_GROUP == 0
         family = "wgmma" if grouped and a != F64 else "mma"
         return _largest(self.target, family, a, b, result)

@@ -156,7 +156,6 @@ class NarrowFloats:
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows, and NaN, is what cvt makes of it
     def _convert(self, source: Any, to: Any, rounding: Any) -> Any:
-        """Return a handle converted to another type."""
         kind, result = source.dtype.scalar, to.scalar
         values = numbers(source)
         if kind in DTYPES:
@@ -212,7 +211,6 @@ class NarrowFloats:
 
 
 def _widened(handle: Any) -> Any:
-    """Return a handle with bf16 as f32."""
     if handle.dtype.scalar is not tl.bfloat16:
         return handle
     return interpreter.TensorHandle(numbers(handle).astype(np.float32), tl.float32)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcemu.base.errors import Unsupported
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.engine.architectures.lookup import evidence, target_rows
+from tcemu.engine.architectures.special_function_rows import special_function_evidence
 from tcemu.engine.isa.targets import parse_target_name
+from tcemu.kernels.ptx.runtime.host_memory import Extent, find_extent
 from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer, PointerTable
 from tcemu.kernels.ptx.runtime.kernel_runner import run
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.scalar import video_instructions
+from tcemu.kernels.ptx.simt.special_registers import TIMERS
 from tcemu.kernels.ptx.simt.tensor_maps import TensorMap
 from tcemu.kernels.ptx.text.module import SPECIAL_REGISTERS, Function, Module, Register, nested_operands
 from tcemu.kernels.triton.arguments import KernelValue, flatten_arguments
 from tcemu.kernels.triton.device_properties import WARP_SIZE
-from tcemu.kernels.triton.exactness import bit_doubts
 from tcemu.kernels.triton.launches import Launch
-from tcemu.kernels.triton.tensors import Extent, NumpyTensor, Region, find_addresses, find_region, merge_regions, storage_extent
+from tcemu.kernels.triton.tensors import NumpyTensor, Region, find_addresses, find_region, merge_regions, storage_extent, tensor_device
+
+RECORDED = ("silicon", "published")  # levels of evidence with words of a GPU
+FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64")
 
 
 class CompiledKernel(NamedTuple):
@@ -116,7 +124,7 @@ class ArgumentMemory:
 
     def _find_reached(self, known: Sequence[Any]) -> list[tuple[KernelValue, Extent]]:
         """Return the known tensors whose addresses are in the arguments, with the memory behind them."""
-        extents = [(tensor, storage_extent(tensor)) for tensor in known if _is_on_cpu(tensor)] if known else []
+        extents = [(tensor, storage_extent(tensor)) for tensor in known if tensor_device(tensor) == "cpu"]
         self.reachable = [extent for _, extent in extents]
         reached = []
         for number, extent in self.extents.items():
@@ -137,7 +145,8 @@ class ArgumentMemory:
         found = find_addresses(self._words(number, extent), self.reachable) if self.reachable else {}
         pointers = {}
         for place, address in found.items():
-            region = next(n for n, each in enumerate(self.regions) if each.extent.start <= address < each.extent.end)
+            region = find_extent([each.extent for each in self.regions], address)
+            assert region is not None  # `find_addresses` has found it within one
             data = self.owners.get(region, self.before[region])
             pointers[8 * place + self.regions[self.region(number)[0]].padding] = BufferPointer(data, self.regions[region].offset(address))
         return pointers
@@ -170,10 +179,6 @@ class ArgumentMemory:
             self.regions[region].write(after)
 
 
-def _is_on_cpu(tensor: Any) -> bool:
-    return getattr(getattr(tensor, "device", None), "type", "cpu") == "cpu"
-
-
 class StatementCounter:
     """Counts executed statements and collects their opcodes."""
 
@@ -190,3 +195,42 @@ def special_registers(function: Function) -> set[str]:
     """Return the special registers that a kernel reads."""
     operands = (part for statement in function.statements for part in nested_operands(statement.operands))
     return {part.name for part in operands if isinstance(part, Register) and part.name in SPECIAL_REGISTERS}
+
+
+# ---- why the bits of a launch may not be those of the GPU: evidence below recorded words, and what PTX leaves open
+
+
+def bit_doubts(opcodes: Iterable[str], registers: Iterable[str], target: str) -> tuple[str, ...]:
+    """Return the reasons for which executed statements may not have the GPU's bits; empty if there are none.
+
+    Args:
+        opcodes: Opcodes of the statements.
+        registers: Special registers that they read.
+        target: The GPU.
+    """
+    opcodes = sorted(set(opcodes))
+    doubts = [doubt for opcode in opcodes if (doubt := _doubt(opcode, target))]
+    timers = sorted({*registers} & {*TIMERS})
+    if timers:
+        doubts.append(f"{', '.join(timers)}: the emulation counts statements")
+    return tuple(dict.fromkeys(doubts))
+
+
+def _doubt(opcode: str, target: str) -> str:
+    name, *parts = opcode.split(".")
+    if name in video_instructions.PREPARE or (name == "cvt" and any(part.startswith("scaled") for part in parts)):
+        return f"{opcode}: computed as the manual says; no words of a GPU are known"
+    if name in ("atom", "red") and "add" in parts and {*parts} & {*FLOATS}:
+        return f"{name}.add of floats: the order of the threads is open"
+    if opcode.startswith("tcgen05.mma"):
+        levels = {row.evidence.level for row in target_rows(target) if row.family.startswith("tcgen05")}
+        return _level_text("tcgen05.mma", target, next(iter(sorted(levels - {*RECORDED})), ""))
+    with suppress(NotModelled, Unsupported, ValueError):
+        if name in ("mma", "wmma", "wgmma"):
+            return _level_text(name, target, evidence(opcode, target).level)
+        return _level_text(opcode, target, special_function_evidence(opcode, target).level)
+    return ""
+
+
+def _level_text(what: str, target: str, level: str) -> str:
+    return "" if not level or level in RECORDED else f"{what} on {target}: the evidence is {level}"

@@ -45,8 +45,3 @@ class LaunchReport(Result):
             for each in self.launches
         )  # fmt: skip
         return Table(f"Launches on {self.target}, Triton {self.triton}", columns, rows, {"target": self.target, "triton": self.triton})
-
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
+
+from tcemu.kernels.ptx.runtime.host_memory import Extent, merge_extents
 
 DIVISIBILITY = 16  # bytes: Triton compiles a kernel for pointers that are multiples of it, or for any
 
@@ -120,11 +121,9 @@ def as_tensor(array: np.ndarray) -> NumpyTensor:
     return array.view(NumpyTensor)
 
 
-class Extent(NamedTuple):
-    """The memory behind an argument: all bytes of the storage of which a tensor is a view."""
-
-    start: int  # address
-    end: int
+def tensor_device(value: Any) -> str:
+    """Return the kind of device on which a tensor is, as "cpu"."""
+    return getattr(getattr(value, "device", None), "type", "cpu")
 
 
 def storage_extent(value: Any) -> Extent:
@@ -138,9 +137,8 @@ def storage_extent(value: Any) -> Extent:
             value = value.base
         low, high = np.lib.array_utils.byte_bounds(value)
         return Extent(low, high)
-    device = getattr(value, "device", None)
-    if device is not None and getattr(device, "type", "cpu") != "cpu":
-        raise TypeError(f"a tensor is on the device {device}; tcemu.triton runs kernels on tensors of the CPU: pass tensor.cpu()")
+    if tensor_device(value) != "cpu":
+        raise TypeError(f"a tensor is on the device {value.device}; tcemu.triton runs kernels on tensors of the CPU: pass tensor.cpu()")
     if hasattr(value, "untyped_storage"):
         storage = value.untyped_storage()
         return Extent(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
@@ -161,17 +159,11 @@ class Region(NamedTuple):
 
     def read(self) -> np.ndarray:
         """The buffer, uint8."""
-        return np.concatenate([np.zeros(self.padding, np.uint8), self._bytes()])
+        return np.concatenate([np.zeros(self.padding, np.uint8), self.extent.view()])
 
     def write(self, data: np.ndarray) -> None:
         """Store a buffer back."""
-        self._bytes()[...] = data[self.padding :]
-
-    def _bytes(self) -> np.ndarray:
-        size = self.extent.end - self.extent.start
-        if not size:
-            return np.zeros(0, np.uint8)
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.extent.start))
+        self.extent.view()[...] = data[self.padding :]
 
 
 def merge_regions(extents: Sequence[Extent]) -> list[Region]:
@@ -179,19 +171,12 @@ def merge_regions(extents: Sequence[Extent]) -> list[Region]:
 
     The buffer of a region begins where `cudaMalloc` would let it begin, whatever the address on the CPU, unless that is no multiple of 16.
     """
-    merged: list[Extent] = []
-    for extent in sorted(set(extents)):
-        if merged and extent.start < merged[-1].end:
-            merged[-1] = Extent(merged[-1].start, max(merged[-1].end, extent.end))
-        else:
-            merged.append(extent)
-    return [Region(extent, extent.start % DIVISIBILITY) for extent in merged]
+    return [Region(extent, extent.start % DIVISIBILITY) for extent in merge_extents(extents)]
 
 
 def find_addresses(words: np.ndarray, extents: Sequence[Extent]) -> dict[int, int]:
     """Return the addresses of the CPU's memory, by their places among the words, uint64, that lie in one of the extents."""
-    merged = [region.extent for region in merge_regions(extents)]
-    starts, ends = (np.array([extent[side] for extent in merged], np.uint64) for side in (0, 1))
+    starts, ends = (np.array([extent[side] for extent in merge_extents(extents)], np.uint64) for side in (0, 1))
     nearest = np.searchsorted(starts, words, side="right").astype(np.int64) - 1
     inside = (nearest >= 0) & (words < ends[np.maximum(nearest, 0)])
     return {int(place): int(words[place]) for place in np.flatnonzero(inside)}

@@ -19,8 +19,7 @@ from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer
 from tcemu.kernels.ptx.runtime.kernel_runner import run
 from tcemu.kernels.ptx.text.module import Module as PtxModule
 from tcemu.kernels.ptx.text.parser import parse
-from tcemu.kernels.triton.exactness import bit_doubts
-from tcemu.kernels.triton.kernel_launches import StatementCounter, special_registers
+from tcemu.kernels.triton.kernel_launches import StatementCounter, bit_doubts, special_registers
 from tcemu.kernels.xla.element_moves import evaluate_movement
 from tcemu.kernels.xla.hlo_text import (
     ArrayShape,

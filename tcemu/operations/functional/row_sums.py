@@ -12,13 +12,16 @@ from jax import Array, lax
 
 from tcemu.base.meshes import match_varying_axes
 from tcemu.base.records import Record
-from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32, subtract_f32
+from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32
 from tcemu.engine.arithmetic.special_functions import MAGNITUDE, NAN, multiply_f32
+from tcemu.engine.arithmetic.sum_tree import Chain, Join
+from tcemu.operations.functional.torch_cuda.reductions import VECTORISED, tree_moments
 
 LANES = 32  # threads of a warp
 THREAD_ORDERS = ("tree", "chain")
 LANE_ORDERS = ("far", "near")
 WARP_ORDERS = ("far", "near", "chain")
+JOINS = {"far": "folded", "near": "tree", "chain": "ascending"}  # orders of `sum_tree`
 REGISTERS, WARPS, LANES_AXIS = -3, -2, -1  # axes of the elements of a tile
 Folds = tuple[tuple[int, str], ...]
 # Nonzero operands of at least 2^-100 are multiples of 2^-123. So is every partial sum, which then is no subnormal and is exact but for its
@@ -127,24 +130,11 @@ class RowSum(Record):
         Source: the vectorised kernel of PyTorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu, as nvcc fuses it.
         """
         columns = max(x.shape[-1], self.vector * self.lanes * self.warps)  # threads without an element are joined too, which rounds
-        tiles = self._arrange(jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, columns - x.shape[-1])]))
-        terms = tiles.reshape(*tiles.shape[:-4], -1, *tiles.shape[-2:])  # a thread's elements in the order of its loads
-        is_given = self._arrange(np.arange(columns) < x.shape[-1]).reshape(terms.shape[-3:])
-        counts = np.cumsum(is_given, axis=0, dtype=np.float32)
-        start, terms = match_varying_axes(jnp.zeros((2, *terms.shape[:-3], *terms.shape[-2:]), jnp.uint32), jnp.moveaxis(terms, -3, 0))
-        steps = terms, _codes(np.float32(1) / np.maximum(counts, 1)), jnp.asarray(is_given)
-
-        def add_element(so_far: Array, step: tuple[Array, Array, Array]) -> tuple[Array, None]:
-            value, reciprocal, given = step
-            delta = subtract_f32(value, so_far[0])
-            mean = fma_f32(jnp.broadcast_to(reciprocal, delta.shape), delta, so_far[0])
-            squares = fma_f32(delta, subtract_f32(value, mean), so_far[1])
-            return jnp.where(given, jnp.stack([mean, squares]), so_far), None
-
-        joined, count = lax.scan(add_element, start, steps)[0], counts[-1]
-        for axis, order in ((LANES_AXIS, self.lane_order), (WARPS, self.warp_order)):
-            joined, count = _join_moments(joined, count, axis, order)
-        return joined[0, ..., 0], joined[1, ..., 0]
+        numbers = np.arange(1, columns + 1)
+        places = self._arrange(np.where(numbers <= x.shape[-1], numbers, 0))[0] - 1  # [T, warps, lanes], EMPTY where 0 was
+        tree = Join(Join(Chain(places.astype(np.int32)), JOINS[self.lane_order]), JOINS[self.warp_order])
+        mean, squares, _ = tree_moments(VECTORISED, tree, jnp.moveaxis(x, -1, 0))
+        return mean.codes[..., None], squares.codes[..., None]
 
     def _arrange(self, x: Any) -> Any:
         """Return an array of JAX or NumPy as [..., tiles, registers, warps, lanes], padded with zeros."""
@@ -194,36 +184,6 @@ def _fma_chain(tiles: Array, start: Array) -> Array:
     """Add the squares of [..., n, registers, warps, lanes] to `start` one after the other."""
     start, terms = match_varying_axes(start, jnp.moveaxis(tiles, -4, 0))
     return lax.scan(lambda total, x: (fma_f32(x, x, total), None), start, terms)[0]
-
-
-def _codes(x: np.ndarray) -> Array:
-    return jnp.asarray(x.astype(np.float32).view(np.uint32))
-
-
-def _join_moments(moments: Array, count: np.ndarray, axis: int, order: str) -> tuple[Array, np.ndarray]:
-    """Join the moments [2, ..., warps, lanes] of `count` elements [warps, lanes] along an axis, which keeps size 1."""
-    moments, count = jnp.moveaxis(moments, axis, -1), np.moveaxis(count, axis, -1)
-    if order == "chain":
-        for i in range(1, count.shape[-1]):
-            first, counted = _join(moments[..., :1], moments[..., i : i + 1], count[..., :1], count[..., i : i + 1])
-            moments, count = jnp.concatenate([first, moments[..., 1:]], -1), np.concatenate([counted, count[..., 1:]], -1)
-        moments, count = moments[..., :1], count[..., :1]
-    while count.shape[-1] > 1:
-        half = count.shape[-1] // 2
-        own, other = (slice(0, None, 2), slice(1, None, 2)) if order == "near" else (slice(half), slice(half, None))
-        moments, count = _join(moments[..., own], moments[..., other], count[..., own], count[..., other])
-    return jnp.moveaxis(moments, -1, axis), np.moveaxis(count, -1, axis)
-
-
-def _join(own: Array, other: Array, count: np.ndarray, others: np.ndarray) -> tuple[Array, np.ndarray]:
-    total = count + others
-    scale = (np.float32(1) / np.maximum(total, 1)).astype(np.float32)
-    own_share, other_share, other_count = (jnp.broadcast_to(_codes(x), own.shape[1:]) for x in (count * scale, others * scale, others))
-    delta = subtract_f32(own[0], other[0])
-    weighted = multiply_f32(multiply_f32(delta, delta), other_count)
-    mean = fma_f32(other_share, other[0], multiply_f32(own[0], own_share))
-    squares = fma_f32(weighted, own_share, add_f32(other[1], own[1]))
-    return jnp.where(jnp.asarray(total > 0), jnp.stack([mean, squares]), jnp.uint32(0)), total
 
 
 def _chain(x: Array, adder: _Adder, axis: int) -> Array:

@@ -16,34 +16,22 @@ from tcemu.engine.formats.number_formats import F32
 LOG2_E, LN_2 = np.uint32(0x3FB8AA3B), np.uint32(0x3F317218)
 ONE = f32_code(1.0)
 
-# 2^x; the operand of an exponential is first multiplied by log2 e and rounded
-POWERS: dict[str, Callable[[Array], Array]] = {
-    "ex2.approx": lambda x: ex2(x, False),
-    "ex2.approx.ftz": lambda x: ex2(x, True),
-    "exact": exp2,
-}
-DIVISIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "div.full": lambda x, y: divide_full(x, y, False),
-    "div.full.ftz": lambda x, y: divide_full(x, y, True),
-    "div.approx": lambda x, y: divide_approx(x, y, False),
-    "div.approx.ftz": lambda x, y: divide_approx(x, y, True),
-    "rcp.approx": lambda x, y: multiply_f32(x, rcp(y, False)),
-    "rcp.approx.ftz": lambda x, y: multiply_f32(x, rcp(y, True)),
-    "rn": lambda x, y: divide(x, y, F32),
-}
-ROOTS: dict[str, Callable[[Array], Array]] = {  # a division follows
-    "sqrt.approx": lambda x: sqrt(x, False),
-    "sqrt.approx.ftz": lambda x: sqrt(x, True),
-}
-RECIPROCAL_ROOTS: dict[str, Callable[[Array], Array]] = {
-    "rsqrt.approx": lambda x: rsqrt(x, False),
-    "rsqrt.approx.ftz": lambda x: rsqrt(x, True),
-}
-LOGARITHMS: dict[str, Callable[[Array], Array]] = {
-    "logf": log_f32,
-    "lg2.approx": lambda x: multiply_f32(lg2(x, False), jnp.full_like(x, LN_2)),
-    "lg2.approx.ftz": lambda x: multiply_f32(lg2(x, True), jnp.full_like(x, LN_2)),
-}
+
+def _with_ftz(name: str, function: Callable[..., Array]) -> dict[str, Callable[..., Array]]:
+    """Return a function of codes and `flush` under its name and, with flushing, under the name with ".ftz"."""
+    return {name: lambda *x: function(*x, False), f"{name}.ftz": lambda *x: function(*x, True)}
+
+
+POWERS = _with_ftz("ex2.approx", ex2) | {"exact": exp2}  # 2^x; the operand of an exponential is first multiplied by log2 e and rounded
+DIVISIONS = (
+    _with_ftz("div.full", divide_full)
+    | _with_ftz("div.approx", divide_approx)
+    | _with_ftz("rcp.approx", lambda x, y, flush: multiply_f32(x, rcp(y, flush)))
+    | {"rn": lambda x, y: divide(x, y, F32)}
+)
+ROOTS = _with_ftz("sqrt.approx", sqrt)  # a division follows
+RECIPROCAL_ROOTS = _with_ftz("rsqrt.approx", rsqrt)
+LOGARITHMS = {"logf": log_f32} | _with_ftz("lg2.approx", lambda x, flush: multiply_f32(lg2(x, flush), jnp.full_like(x, LN_2)))
 
 
 def exponential(x: Array, choice: str) -> Array:

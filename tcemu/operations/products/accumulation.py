@@ -107,7 +107,7 @@ def _sum_promoted_chunks(model: Model, spec: ProductSpec, factors: Factors, prom
     def by_chunks(operands: PromotedOperands) -> Array:
         whole = Factors((operands.a, operands.b), operands.scales, operands.block_scales)
         in_chunks = _split_factors(whole, chunks)
-        start = _zero_chunk_accumulator(spec, in_chunks)
+        start = _zero_accumulator(spec, *(x[0] for x in in_chunks.codes))
 
         def step(total: Array, chunk: Factors) -> tuple[Array, None]:
             added = multiply_matrices(model, spec, *chunk.codes, start, chunk.unit_scales)
@@ -157,7 +157,7 @@ def _sum_traced_promotion(interval: Array, model: Model, spec: ProductSpec, fact
     interval, inside = clamp_interval(interval, blocks)
     chunk = jnp.clip(interval, 1, count + 1)  # instructions; count + 1: a single chunk that is not full
     length = chunk * -(-count // (chunk * split))  # elements of a part
-    start = _zero_chunk_accumulator(spec, factors)
+    start = _zero_accumulator(spec, *(x[0] for x in factors.codes))
 
     def step(state: tuple[Array, Array], numbered: tuple[Array, Factors]) -> tuple[tuple[Array, Array], None]:
         (parts, running), (number, instruction) = state, numbered
@@ -180,12 +180,6 @@ def _sum_traced_promotion(interval: Array, model: Model, spec: ProductSpec, fact
 def _repeat_last(x: Array, axis: int) -> Array:
     """Repeats the last slice along an axis."""
     return jnp.concatenate([x, lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis)
-
-
-def _zero_chunk_accumulator(spec: ProductSpec, factors: Factors) -> Array:
-    """Returns an accumulator of +0 for one chunk."""
-    a, b = factors.codes
-    return _zero_accumulator(spec, a[0], b[0])
 
 
 def _zero_accumulator(spec: ProductSpec, a: Array, b: Array) -> Array:

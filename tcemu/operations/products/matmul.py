@@ -39,7 +39,15 @@ from tcemu.operations.products.product_arguments import (
 )
 from tcemu.operations.products.recipe_facts import plain_facts
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict
-from tcemu.operations.products.recipe_kinds import AnyRecipe, ProductCall, RecipeKind, find_kind, register_kind, registered_kinds
+from tcemu.operations.products.recipe_kinds import (
+    AnyRecipe,
+    ProductCall,
+    ProductOperands,
+    RecipeKind,
+    find_kind,
+    register_kind,
+    registered_kinds,
+)
 from tcemu.operations.products.recipes import Recipe, as_recipe, names_recipe_alone, resolve_recipe
 from tcemu.operations.products.sparse_rows import multiply_sparse_rows
 from tcemu.operations.products.wide import WIDE_KIND as WIDE_KIND
@@ -101,12 +109,11 @@ def matmul(
     """
     recipe = resolve_product_recipe(recipe, key)
     a, b = float_array("a", a), float_array("b", b)
-    bias, scale_a, scale_b = (
-        None if value is None else float_array(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
-    )
+    others = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    operands = ProductOperands(a, b, **{name: float_array(name, value) for name, value in others.items() if value is not None})
     kind = find_kind(recipe)
     assert kind is not None
-    return kind.multiply(recipe, ProductCall(a, b, bias, scale_a, scale_b, key, dtype, axis_name))
+    return kind.multiply(recipe, ProductCall(operands, key, dtype, axis_name))
 
 
 def resolve_product_recipe(recipe: AnyRecipe | str, key: PRNGKey | None) -> AnyRecipe:
@@ -127,7 +134,7 @@ def parse_recipe(name: str) -> AnyRecipe:
 
 
 def _multiply(recipe: Recipe, call: ProductCall) -> Array:
-    a, b, bias, scale_a, scale_b, key, dtype, axis_name = call
+    (a, b, bias, scale_a, scale_b), key, dtype, axis_name = call
     product_shape(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
     if axis_name is not None and recipe.op.sparse and a.shape[-1] % recipe.op.chunk_size:
         raise ValueError(

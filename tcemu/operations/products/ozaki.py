@@ -158,7 +158,7 @@ def _multiply(recipe: OzakiRecipe, call: ProductCall) -> Array:
     call.forbid("key", "axis_name", "scale_a", "scale_b", "bias", why="a product by Ozaki's scheme has none of them")
     if check_float_dtype(call.dtype) == np.float64:
         raise ValueError("dtype=float64: JAX has no such arrays; tcemu.products.ozaki_matmul returns NumPy's, and _codes works under jit")
-    return jnp.asarray(ozaki_matmul(call.a, call.b, recipe, dtype=call.dtype))
+    return jnp.asarray(ozaki_matmul(*call.operands[:2], recipe, dtype=call.dtype))
 
 
 def _facts(recipe: OzakiRecipe, evidence: Evidence) -> RecipeFacts:

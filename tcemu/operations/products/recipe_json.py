@@ -77,7 +77,7 @@ def _plain_field(owner: str, name: str, value: Any) -> Any:
 
 
 def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any] | None = None, **readers: Callable[[Any], Any]) -> Any:
-    """Convert a dict of `value_to_dict` to its value. Raises ValueError for no such dict, or a field that the constructor rejects.
+    """Convert a dict of `value_to_dict` to its value.
 
     Args:
         name: Name of the value in messages.
@@ -85,6 +85,9 @@ def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any
         data: The dict.
         defaults: Values of fields that older files lack.
         **readers: What reads a field, in place of `read_field`.
+
+    Raises:
+        ValueError: `data` is no such dict, or the constructor rejects a field.
     """
     lacking = LATER_FIELDS.get(kind, {}) | dict(defaults or {})
     members = check_members(name, {**lacking, **data} if isinstance(data, dict) else data, [field.name for field in fields(kind)])

@@ -27,21 +27,28 @@ class AnyRecipe(Protocol):
     def __hash__(self) -> int: ...
 
 
-class ProductCall(NamedTuple):
-    """The arguments of `tcemu.matmul` besides the recipe; arrays are floats of any dtype."""
+class ProductOperands(NamedTuple):
+    """The arrays of a product, floats."""
 
     a: Array | np.ndarray  # [..., M, K]
     b: Array | np.ndarray  # [..., K, N]
-    bias: Array | np.ndarray | None
-    scale_a: Array | np.ndarray | None
-    scale_b: Array | np.ndarray | None
+    bias: Array | np.ndarray | None = None
+    scale_a: Array | np.ndarray | None = None
+    scale_b: Array | np.ndarray | None = None
+
+
+class ProductCall(NamedTuple):
+    """The arguments of `tcemu.matmul` besides the recipe."""
+
+    operands: ProductOperands
     key: PRNGKey | None
     dtype: DTypeLike
     axis_name: str | None
 
     def forbid(self, *names: str, why: str) -> None:
         """Raise ValueError if one of the named arguments is given."""
-        if any(getattr(self, name) is not None for name in names):
+        given = self.operands._asdict() | self._asdict()
+        if any(given[name] is not None for name in names):
             raise ValueError(f"{', '.join(names)}: {why}; leave them out")
 
 

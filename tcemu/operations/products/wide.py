@@ -38,11 +38,10 @@ from tcemu.operations.products.library.kernel_sums import operand_codes
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, product_shape
 from tcemu.operations.products.recipe_facts import plain_facts
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict, value_from_dict, value_to_dict
-from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
+from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, ProductOperands, RecipeFacts, RecipeKind, register_kind
 from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
 from tcemu.operations.products.recipes import Recipe, get_recipe
 
-Floats = Array | np.ndarray
 PART_ROUNDINGS = ("RN", "RZ", "RNA")  # nearest even; toward zero; to nearest with ties away from zero
 CLEARED_VALUES = ("NaN", "NaN and Inf")
 SIGN, EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)  # fields of f32
@@ -246,14 +245,6 @@ def wide_recipe_from_dict(data: Any) -> WideRecipe:
 # ---- the product
 
 
-class WideOperands(NamedTuple):
-    """The operands of a product by a wide recipe, floats."""
-
-    a: Floats  # [..., M, K]
-    b: Floats  # [..., K, N]
-    bias: Floats | None
-
-
 class _WideProgram(NamedTuple):
     """The static part of a product."""
 
@@ -262,7 +253,7 @@ class _WideProgram(NamedTuple):
     dtype: Format  # of the result
 
 
-def matmul_with_wide_recipe(recipe: WideRecipe, given: WideOperands, dtype: DTypeLike) -> Array:
+def matmul_with_wide_recipe(recipe: WideRecipe, given: ProductOperands, dtype: DTypeLike) -> Array:
     """Compute A·B (+ bias) by a wide recipe: see `tcemu.matmul`. Raises TypeError or ValueError for unfit operands.
 
     Gradients are those of the plain f32 product: what the parts leave out counts as zero.
@@ -274,20 +265,20 @@ def matmul_with_wide_recipe(recipe: WideRecipe, given: WideOperands, dtype: DTyp
     operands = jax.tree.map(as_jax_array, given)
     program = _WideProgram(recipe, product_spec(recipe.narrow.op), fmt)
 
-    def bits(given: WideOperands) -> Array:
+    def bits(given: ProductOperands) -> Array:
         return lax.bitcast_convert_type(_wide_codes(program, recipe.narrow.arithmetic, given), np.dtype(dtype))
 
     return straight_through(bits, _smooth_product, operands)
 
 
-def _smooth_product(given: WideOperands) -> Array:
+def _smooth_product(given: ProductOperands) -> Array:
     a, b = (jnp.asarray(x).astype(jnp.float32) for x in (given.a, given.b))
     total = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
     return total if given.bias is None else total + given.bias.astype(jnp.float32)
 
 
 @jit_wide_vectors(0)
-def _wide_codes(program: _WideProgram, model: Model, given: WideOperands) -> Array:
+def _wide_codes(program: _WideProgram, model: Model, given: ProductOperands) -> Array:
     """Computes the codes of the result."""
     recipe = program.recipe
     total = jnp.zeros(product_shape(given.a.shape, given.b.shape), jnp.uint32)
@@ -397,7 +388,7 @@ def _pad(spec: ProductSpec, a: Array, b: Array, before: int, after: int) -> tupl
 def _multiply(recipe: WideRecipe, call: ProductCall) -> Array:
     call.forbid("key", "axis_name", "scale_a", "scale_b", why="a wide recipe rounds to nearest, on one device, without scales")
     plain = lambda given: jnp.matmul(given.a, given.b)
-    return shard_like(plain, lambda given: matmul_with_wide_recipe(recipe, given, call.dtype), WideOperands(call.a, call.b, call.bias))
+    return shard_like(plain, lambda given: matmul_with_wide_recipe(recipe, given, call.dtype), call.operands)
 
 
 def _facts(recipe: WideRecipe, evidence: Evidence) -> RecipeFacts:

@@ -42,16 +42,20 @@ LIMIT = 254  # exponent field of 2^127, and the largest finite ue8m0
 # ---- one f32 scale per group
 
 
-def _up(scale: Array) -> Array:
-    return ((scale >> F32.mantissa_bits) + ((scale & FRACTION) != 0)) << F32.mantissa_bits
+def _field(ratio: Array) -> Array:
+    return (ratio >> F32.mantissa_bits).astype(jnp.int32)
 
 
-def _up_clamped(scale: Array) -> Array:
-    return jnp.clip((scale >> F32.mantissa_bits) + ((scale & FRACTION) != 0), 1, LIMIT).astype(jnp.uint32) << F32.mantissa_bits
+def _has_fraction(ratio: Array) -> Array:
+    return (ratio & FRACTION) != 0
 
 
-def _down(scale: Array) -> Array:
-    return scale & ~FRACTION
+def _shifted(code: Array) -> Array:
+    return code.astype(jnp.uint32) << F32.mantissa_bits
+
+
+def _field_above(ratio: Array) -> Array:
+    return _field(ratio) + _has_fraction(ratio)
 
 
 @lru_cache(maxsize=1)
@@ -79,9 +83,9 @@ def _log2_down(scale: Array) -> Array:
 
 
 POWERS = {
-    "2^ceil(log2 s)": _up,
-    "2^ceil(log2 s), 2^-126 to 2^127": _up_clamped,
-    "2^floor(log2 e)": _down,
+    "2^ceil(log2 s)": lambda scale: _shifted(_field_above(scale)),
+    "2^ceil(log2 s), 2^-126 to 2^127": lambda scale: _shifted(jnp.clip(_field_above(scale), 1, LIMIT)),
+    "2^floor(log2 e)": lambda scale: scale & ~FRACTION,
     "2^floor(log2 e), log2 rounded to f32": _log2_down,
 }
 
@@ -195,14 +199,6 @@ class FloatScale:
 # ---- scales that are powers of two, stored as ue8m0
 
 
-def _field(ratio: Array) -> Array:
-    return (ratio >> F32.mantissa_bits).astype(jnp.int32)
-
-
-def _has_fraction(ratio: Array) -> Array:
-    return (ratio & FRACTION) != 0
-
-
 def _rounded_up_by_cvt(ratio: Array) -> Array:
     """Rounds as cvt.rp.satfinite.ue8m0x2.f32 does."""
     field = _field(ratio)
@@ -222,14 +218,14 @@ def _add_bits(added: int) -> Callable[[Array], Array]:
 def _ceil_or_zero(ratio: Array) -> Array:
     """Rounds up to any power of two of f32, 2^-149 as field -22; 0 becomes 2^0."""
     below = 32 - lax.clz(jnp.maximum(ratio, 1) - 1).astype(jnp.int32) - 22  # of a subnormal number
-    exponent = jnp.where(ratio < MIN_NORMAL, below, _field(ratio) + _has_fraction(ratio))
+    exponent = jnp.where(ratio < MIN_NORMAL, below, _field_above(ratio))
     return jnp.where(ratio == 0, F32.bias, exponent)
 
 
 ROUNDINGS_TO_POWERS = {  # f32 code -> exponent field, the code of ue8m0
     "floor": _field,
-    "ceil": lambda ratio: _field(ratio) + _has_fraction(ratio),
-    "ceil of normal numbers": lambda ratio: jnp.where(_field(ratio) > 0, _field(ratio) + _has_fraction(ratio), 0),
+    "ceil": _field_above,
+    "ceil of normal numbers": lambda ratio: jnp.where(_field(ratio) > 0, _field_above(ratio), 0),
     "ceil by cvt.rp.satfinite": _rounded_up_by_cvt,
     "ceil of log2 rounded to f32": _log2_up,
     "half up to 3 bits": _add_bits(1 << 19),
@@ -249,10 +245,6 @@ def _subnormal_power(code: Array) -> Array:
 def _wide_power(code: Array) -> Array:
     """Returns 2^(code - 127) as f32, for codes from -22 on."""
     return jnp.where(code > 0, code.astype(jnp.uint32) << F32.mantissa_bits, jnp.uint32(1) << jnp.clip(code + 22, 0, 22).astype(jnp.uint32))
-
-
-def _shifted(code: Array) -> Array:
-    return code.astype(jnp.uint32) << F32.mantissa_bits
 
 
 def _reversed_field(code: Array) -> Array:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from math import lcm
+from operator import mul
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -370,12 +371,7 @@ def _largest(fmt: Format) -> np.uint32:
 
 def dequantize(scheme: Scheme, q: QuantizedOperand, depth: int) -> Array:
     """Returns the values of an operand [..., R, depth] in plain float32, for derivatives, not for results. A transform is inverted."""
-    values = to_float(F32, convert(scheme.format, F32, q.codes))
-    if q.unit_scales is not None and scheme.scale_format is not None:
-        values = values * broadcast_scales(to_float(scheme.scale_format, q.unit_scales), values.shape, scheme.group_sizes)
-    if q.scales is not None:
-        values = values * broadcast_scales(to_float(F32, q.scales), values.shape, scheme.group_sizes)
-    values = values if q.tensor_scale is None else values * to_float(F32, q.tensor_scale)
+    values = reduce(mul, exact_factors(scheme, q))
     return values if scheme.transform is None else scheme.transform.invert(values, depth)
 
 

@@ -101,10 +101,15 @@ def _multiply_ue4m3(scale: Array, y: Array) -> Array:
     return call_kernel_by_platform(elementwise.kernel_programs(by_kernel, scale, y, of_scales=True), portable, scale, y)
 
 
+def encode_scale(largest: np.uint32, amax: Array) -> Array:
+    """Returns the factor that brings a tensor's max magnitude to `largest`, finite, and 1 where there is none; f32 codes."""
+    scale = jnp.minimum(divide(largest, amax, F32), MAX_F32)
+    return jnp.where((amax == 0) | (scale == 0), ONE, scale)
+
+
 def _inverse_tensor(amax: Array) -> tuple[Array, ...]:
-    encode_scale = jnp.minimum(divide(NVFP4_RANGE, amax, F32), MAX_F32)
-    encode_scale = jnp.where((amax == 0) | (encode_scale == 0), ONE, encode_scale)
-    return divide(ONE, encode_scale, F32), multiply(encode_scale, SIXTH, F32)
+    scale = encode_scale(NVFP4_RANGE, amax)
+    return divide(ONE, scale, F32), multiply(scale, SIXTH, F32)
 
 
 def _inverse_block(amax: Array, tensor_scale: Array, multiplier: Array) -> tuple[Array, Array]:
@@ -113,7 +118,8 @@ def _inverse_block(amax: Array, tensor_scale: Array, multiplier: Array) -> tuple
     return scale, jnp.minimum(inverse, MAX_F32)
 
 
-def _plain_tensor(amax: Array) -> tuple[Array, ...]:
+def decode_tensor(amax: Array) -> tuple[Array, ...]:
+    """Returns the scale that brings the largest product of element and scale to a tensor's max magnitude."""
     return (divide(amax, NVFP4_RANGE, F32),)
 
 
@@ -177,8 +183,8 @@ RULES = {
         "product by 1 / largest has the same power of two, but for subnormal numbers"),
     "transformer_engine": _two_level_rule(_inverse_tensor, _inverse_block, multiply,
         "arXiv 2509.25149; TransformerEngine 1a4d3b0, custom_recipes/quantization_nvfp4.py; 0718c01, cast/nvfp4/core_nvfp4.cuh"),
-    "modelopt": _two_level_rule(_plain_tensor, _modelopt_block, divide,
+    "modelopt": _two_level_rule(decode_tensor, _modelopt_block, divide,
         "Model-Optimizer 211c6b3, qtensor/nvfp4_tensor.py, the dynamic path"),
-    "torchao": _two_level_rule(_plain_tensor, _torchao_block, divide,
+    "torchao": _two_level_rule(decode_tensor, _torchao_block, divide,
         "torchao 02a1bc4, mx_formats/nvfp4_tensor.py, with a scale per tensor"),
 }  # fmt: skip

@@ -112,12 +112,15 @@ def round_with_kernel(
     """Rounds x / scale to nearest, in f32 and then in the target: codes of the target [..., R, K].
 
     Args:
-        source: Format of x, whose codes [..., R, K] are `codes`.
+        source: Format of x.
+        target: Format of the result.
         saturate: Values out of range become the largest finite value.
         sizes: Elements that share a scale.
         platform: The platform whose kernel rounds.
-        scales: Codes of format `scale`, f32 or ue8m0, as `scale_groups.broadcast_scales` takes them, or None.
+        codes: Codes of x [..., R, K].
+        scales: Codes, as `scale_groups.broadcast_scales` takes them, or None.
         multiplied: Compute x * scale instead.
+        scale: Format of the scales, f32 or ue8m0.
     """
     if scales is not None and sizes.rows is not None and sizes.rows > 1:  # few bytes; a mesh may then shard the rows
         scales = repeat_scales(scales, sizes.rows, codes.shape[-2], -2)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from tcemu.engine.arithmetic.fma import add
@@ -16,7 +17,7 @@ from tcemu.engine.backends.quotients import divide, multiply
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F16, F32, UE4M3, Format
 from tcemu.operations.quantize.scale_factors import INFINITY, MAX_F32, MIN_NORMAL, ONE, SIGN, ZERO, Factor, f32_code
-from tcemu.operations.quantize.scale_rules import NVFP4_RANGE, RULES, SIX, SIXTH
+from tcemu.operations.quantize.scale_rules import NVFP4_RANGE, RULES, SIX, SIXTH, decode_tensor, encode_scale
 
 
 @dataclass(frozen=True)
@@ -83,28 +84,14 @@ def _clamp(x: Array, low: float, high: float = 448.0) -> Array:
     return jnp.where(x > INFINITY, x, jnp.clip(x, f32_code(low), f32_code(high)))
 
 
-def _decode_tensor(amax: Array) -> tuple[Array, ...]:
-    return (divide(amax, NVFP4_RANGE, F32),)
-
-
-def _encode_tensor(amax: Array) -> tuple[Array, ...]:
-    encode = divide(NVFP4_RANGE, amax, F32)
-    return divide(ONE, encode, F32), encode
-
-
-def _encode_tensor_at_least_tiny(amax: Array) -> tuple[Array, ...]:
-    encode = divide(NVFP4_RANGE, jnp.maximum(amax, MIN_NORMAL), F32)
+def _encode_tensor(amax: Array, least: np.uint32 = ZERO) -> tuple[Array, ...]:
+    encode = divide(NVFP4_RANGE, jnp.maximum(amax, least), F32)
     return divide(ONE, encode, F32), encode
 
 
 def _torchao_block(amax: Array, tensor: Array) -> tuple[Array, Factor]:
     code, value = _ue4m3(_clamp(divide(divide(amax, SIX, F32), tensor, F32), 2.0**-6))
     return code, Factor(divide(divide(ONE, tensor, F32), value, F32), False)
-
-
-def _single_level_block(amax: Array, tensor: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(_clamp(divide(amax, SIX, F32), 2.0**-6))
-    return code, Factor(divide(ONE, value, F32), False)
 
 
 def _approximate_block(flush: bool, guard: str, amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
@@ -140,8 +127,9 @@ def _compressed_tensors_block(amax: Array, tensor: Array, encode: Array) -> tupl
     return code, Factor(divide(value, encode, F32), True)
 
 
-def _plain_block(divides: bool, amax: Array, tensor: Array) -> tuple[Array, Factor]:
-    code, value = _ue4m3(divide(amax, SIX, F32))
+def _single_level_block(amax: Array, tensor: Array, *, divides: bool = False, clamps: bool = False) -> tuple[Array, Factor]:
+    sixth = divide(amax, SIX, F32)
+    code, value = _ue4m3(_clamp(sixth, 2.0**-6) if clamps else sixth)
     return code, Factor(value, True) if divides else Factor(divide(ONE, value, F32), False)
 
 
@@ -154,11 +142,12 @@ TWO_LEVELS = {
         "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"),
     "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
-    "torchao 0.18": TwoLevelSteps(_decode_tensor, _torchao_block,
+    "torchao 0.18": TwoLevelSteps(decode_tensor, _torchao_block,
         "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"),
-    "one level, division": TwoLevelSteps(_unit_tensor, partial(_plain_block, True), "s = block amax / 6; x / s"),
-    "one level, reciprocal": TwoLevelSteps(_unit_tensor, partial(_plain_block, False), "s = block amax / 6; x * (1 / s)"),
-    "one level": TwoLevelSteps(_unit_tensor, _single_level_block, "s = clamp(block amax / 6, 2^-6, 448); x * (1 / s)"),
+    "one level, division": TwoLevelSteps(_unit_tensor, partial(_single_level_block, divides=True), "s = block amax / 6; x / s"),
+    "one level, reciprocal": TwoLevelSteps(_unit_tensor, _single_level_block, "s = block amax / 6; x * (1 / s)"),
+    "one level": TwoLevelSteps(_unit_tensor, partial(_single_level_block, clamps=True),
+        "s = clamp(block amax / 6, 2^-6, 448); x * (1 / s)"),
     "rcp.approx, fast math": TwoLevelSteps(_encode_tensor, partial(_approximate_block, True, "amax"),
         "g = 2688 / amax; s = g * (block amax * rcp(6)); x * rcp(s * rcp(g)), 0 for block amax 0; all .ftz"),
     "rcp.approx": TwoLevelSteps(_encode_tensor, partial(_approximate_block, False, "rounded"),
@@ -171,7 +160,7 @@ TWO_LEVELS = {
         "g = 2688 / amax; s = clamp((block amax / 6) * g, 2^-16, 448); x * (g / s)"),
     "mslk, reciprocals": TwoLevelSteps(_encode_tensor, partial(_mslk_block, False),
         "g = 2688 / amax; s = clamp(block amax * (1 / 6) * g, 2^-16, 448); x * (g / s)"),
-    "compressed-tensors": TwoLevelSteps(_encode_tensor_at_least_tiny, _compressed_tensors_block,
+    "compressed-tensors": TwoLevelSteps(partial(_encode_tensor, least=MIN_NORMAL), _compressed_tensors_block,
         "g = 2688 / max(amax, 2^-126); s = g * (block amax / 6), 0.125 for s = 0; x / (s / g)"),
 }  # fmt: skip
 
@@ -220,13 +209,9 @@ class FourOverSixScale:
             "at most 448; x * min(1 / (s * (1 / g)), largest f32)"
         )
 
-    def _encode(self, tensor_amax: Array) -> Array:
-        encode = jnp.minimum(divide(f32_code(6 * self.largest), tensor_amax, F32), MAX_F32)
-        return jnp.where((tensor_amax == 0) | (encode == 0), ONE, encode)
-
     def tensor_scale(self, tensor_amax: Array) -> Array:
         """Return the stored scale of the tensor, an f32 code."""
-        return divide(ONE, self._encode(tensor_amax), F32)
+        return divide(ONE, encode_scale(f32_code(6 * self.largest), tensor_amax), F32)
 
     def quantize_blocks(self, x: Array, amax: Array, element: Format, tensor_amax: Array) -> tuple[Array, Array]:
         """Quantise blocks.
@@ -240,7 +225,7 @@ class FourOverSixScale:
         Returns:
             The scales, ue4m3 codes [..., 1], and the elements' codes [..., block].
         """
-        encode = self._encode(tensor_amax)
+        encode = encode_scale(f32_code(6 * self.largest), tensor_amax)
         base = multiply(divide(amax, SIX, F32), encode, F32)
         candidates = []
         for factor in (1.5, 1.0):

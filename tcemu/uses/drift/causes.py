@@ -21,7 +21,7 @@ from tcemu.uses.drift.program_evaluation import evaluate
 from tcemu.uses.drift.programs import FACTOR_FORMATS, FORMATS, UNFIT, Choices, Node, Program, Ref
 from tcemu.uses.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.uses.drift.recorded_operations import append_operation
-from tcemu.uses.drift.records import DTYPES, Operation, Record
+from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord
 from tcemu.uses.drift.rewrites import one_pass_program, rewritten_programs
 from tcemu.uses.drift.samples import Sample, infer_shapes, take_sample
 from tcemu.uses.drift.summation import ROUNDED_OPERANDS, Summation, candidate_summations, plain_summation
@@ -158,6 +158,39 @@ def explain_with_producers(
         nearer = longer.sampled and longer.misses * side.sampled < side.misses * longer.sampled
         side = longer if longer.fits or nearer else side
     return side
+
+
+def explain_result(
+    record: Record,
+    operations: Sequence[Operation],
+    result: TensorRecord,
+    differing: np.ndarray | None = None,
+    *,
+    targets: tuple[str, ...],
+    earlier: bool = False,
+    trial: Trial | None = None,
+    other: Record | None = None,
+) -> Side:
+    """Explain a recorded result by operations that lead to it.
+
+    Args:
+        record: The record that has the operations.
+        operations: The operations, in order.
+        result: The result.
+        differing: Flat indices at which the sides differ, which are tried first.
+        targets: GPUs whose tensor cores are tried.
+        earlier: Whether operations before a single one are tried too, whose roundings may be missing.
+        trial: The trial of these operations, if some arithmetics have been tried already.
+        other: The record that has the result, if it is another one.
+    """
+    expected = (other or record).value(result)
+    if expected is None or result.rows is not None:
+        return Side(problem="unexplained: the result was not kept")
+    where = np.arange(min(64, expected.size)) if differing is None else differing
+    place = next((i for i, tensor in enumerate(operations[-1].results) if tensor is result), 0)
+    if earlier:
+        return explain_with_producers(record, operations[0], expected, where, targets, place)
+    return explain_side(record, operations, expected, where, targets, trial, place)
 
 
 def program_inputs(record: Record, program: Program) -> list[np.ndarray] | None:

@@ -11,9 +11,11 @@ import numpy as np
 
 from tcemu.base.results import Result, Table
 from tcemu.engine.isa.targets import resolve_target
+from tcemu.operations.products.library.kernel_json import to_dict
 from tcemu.uses.drift.alignment import MOVEMENTS
-from tcemu.uses.drift.causes import MAX_TWINS, Side, explain_with_producers, fit_recipe
+from tcemu.uses.drift.causes import MAX_TWINS, explain_result, fit_recipe
 from tcemu.uses.drift.locate import RecordSource
+from tcemu.uses.drift.prediction import EQUAL, predict_operation, recorded_kernels
 from tcemu.uses.drift.records import Operation, Record, read_record
 from tcemu.uses.replay.order_candidates import TARGETS
 
@@ -83,6 +85,9 @@ class Identification(Result):
 def identify(record: RecordSource, *, targets: Sequence[str] = TARGETS, names: Sequence[str] | None = None) -> Identification:
     """Find the arithmetics that give every word of each operation of a record: the emulation of a whole run, operation by operation.
 
+    The record of a GPU whose library's kernels are known is compared with these first, as `predict` does: an operation whose kernel gives
+    every word has no twins. Everything else is searched.
+
     Args:
         record: A record: a file, a finished recording, or its bytes.
         targets: GPUs whose tensor cores are tried, as "H100"; () for none, which is much faster.
@@ -105,24 +110,14 @@ def identify(record: RecordSource, *, targets: Sequence[str] = TARGETS, names: S
 
 
 def _identify_operation(run: Record, operation: Operation, targets: tuple[str, ...]) -> IdentifiedOperation:
-    side = explain_operation(run, operation, targets)
+    facts = operation.index, operation.path, operation.name, int(np.prod(operation.results[0].shape))
+    kernels = recorded_kernels(run)
+    if kernels is not None:  # the kernel of the library that made the record is no hypothesis if it gives every word
+        line, answer = predict_operation(run, operation, *kernels)
+        if line.verdict == EQUAL and line.words and answer is not None:
+            recipe = None if answer.recipe is None else to_dict(answer.recipe)
+            return IdentifiedOperation(*facts, f"{line.kernel}, {kernels[1]} on {kernels[0]}", (), recipe, True)
+    side = explain_result(run, (operation,), operation.results[0], targets=targets, earlier=True)
     fits = side.fits
     words = [fit.words for fit in fits[: MAX_TWINS + 1]]
-    return IdentifiedOperation(
-        operation.index,
-        operation.path,
-        operation.name,
-        int(np.prod(operation.results[0].shape)),
-        side.words,
-        tuple(words[1:]),
-        fit_recipe(fits[0]) if fits else None,
-        bool(fits),
-    )
-
-
-def explain_operation(run: Record, operation: Operation, targets: tuple[str, ...]) -> Side:
-    """Explain the first result of an operation, if necessary with the operations before it, whose roundings may be missing."""
-    expected = run.value(operation.results[0])
-    if expected is None or operation.results[0].rows is not None:
-        return Side(problem="unexplained: the result was not kept")
-    return explain_with_producers(run, operation, expected, np.arange(min(64, expected.size)), targets)
+    return IdentifiedOperation(*facts, side.words, tuple(words[1:]), fit_recipe(fits[0]) if fits else None, bool(fits))

@@ -19,8 +19,7 @@ from tcemu.uses.drift.causes import (
     Trial,
     build_program,
     build_trial,
-    explain_side,
-    explain_with_producers,
+    explain_result,
     find_cause,
     find_common_arithmetic,
     program_inputs,
@@ -107,6 +106,7 @@ def _without_containers(lines: list[Line], right: Record) -> list[Line]:
 class _Search:
     def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
         self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
+        self._explain = partial(explain_result, targets=targets)
         self.common: dict[tuple, list[Choices]] = {}  # of earlier operations of one kind, the latest first
         self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
 
@@ -157,10 +157,10 @@ class _Search:
             if found is not None:
                 self.common[kind] = [found, *(choices for choices in known if choices != found)]
                 return None
-        left = self._explain(self.left, (x_op,), x, None, trial=trials[0])
+        left = self._explain(self.left, (x_op,), x, trial=trials[0])
         if not left.fits:
             return None
-        right = self._explain(self.right, (y_op,), y, None, trial=trials[1])
+        right = self._explain(self.right, (y_op,), y, trial=trials[1])
         return (left, right) if right.fits and not _share_arithmetic(left, right) else None
 
     def _equal_operands(self, match: Match) -> bool:
@@ -183,40 +183,21 @@ class _Search:
         different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else raw_words(a) != raw_words(b)
         return np.flatnonzero(different)
 
-    def _explain(
-        self,
-        record: Record,
-        operations: tuple[Operation, ...],
-        result: TensorRecord,
-        differing: np.ndarray | None,
-        *,
-        earlier: bool = False,
-        trial: Trial | None = None,
-    ) -> Side:
-        expected = record.value(result)
-        if expected is None or result.rows is not None:
-            return Side(problem="unexplained: the result was not kept")
-        where = np.arange(min(64, expected.size)) if differing is None else differing
-        place = next((i for i, tensor in enumerate(operations[-1].results) if tensor is result), 0)
-        if earlier:
-            return explain_with_producers(record, operations[0], expected, where, self.targets, place)
-        return explain_side(record, operations, expected, where, self.targets, trial, place)
-
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
         sides = []
         for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):
-            sides.append(self._explain(run, operations, tensor, differing, earlier=len(operations) == 1))
-        for i, (run, operations, tensor) in enumerate(((self.left, match.left, x), (self.right, match.right, y))):
-            if not sides[i].fits and operations[-1].parts:
-                sides[i] = self._explain_parts(run, operations[-1], tensor, differing)
+            side = self._explain(run, operations, tensor, differing, earlier=len(operations) == 1)
+            if not side.fits and operations[-1].parts:
+                side = self._explain_parts(run, operations[-1], tensor, differing)
+            sides.append(side)
         left, right = sides
         if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
             if not right.fits and x.shape == y.shape:
-                fused = self._explain_result(self.left, match.left, self.right, y, differing)
+                fused = self._explain(self.left, match.left, y, differing, other=self.right)
                 right = fused if fused.fits or right.problem else right
             if not left.fits and x.shape == y.shape:
-                fused = self._explain_result(self.right, match.right, self.left, x, differing)
+                fused = self._explain(self.right, match.right, x, differing, other=self.left)
                 left = fused if fused.fits or left.problem else left
         cause = find_cause(left, right)
         if left.fits and right.fits and x.dtype != y.dtype:
@@ -232,7 +213,7 @@ class _Search:
         ends = np.cumsum([part.results[0].shape[axis] for part in joined.parts])
         indices = np.arange(0) if differing is None else np.unravel_index(differing, result.shape)[axis]
         changed = [joined.parts[i] for i in np.unique(np.searchsorted(ends, indices, side="right"))]
-        sides = [self._explain(record, (part,), part.results[0], None, earlier=True) for part in changed]
+        sides = [self._explain(record, (part,), part.results[0], earlier=True) for part in changed]
         if not sides or not all(side.fits for side in sides):
             return next((side for side in sides if not side.fits), Side(problem="unexplained: the parts were not kept"))
         common = [fit for fit in sides[0].fits if all(any(fit.words == other.words for other in side.fits) for side in sides[1:])]
@@ -240,15 +221,6 @@ class _Search:
             return Side(problem="unexplained: its parts have several arithmetics")
         where = f"in part {', '.join(str(part.index) for part in changed)}: "
         return replace(sides[0], fits=tuple(fit._replace(words=where + fit.words) for fit in common))
-
-    def _explain_result(
-        self, record: Record, operations: tuple[Operation, ...], other: Record, result: TensorRecord, differing: np.ndarray | None
-    ) -> Side:
-        """Explain a result of the other record by the operations of this one."""
-        expected = other.value(result)
-        if expected is None or result.rows is not None:
-            return Side(problem="unexplained: the result was not kept")
-        return explain_side(record, operations, expected, np.arange(64) if differing is None else differing, self.targets)
 
     def _legitimacy(self, match: Match, x: TensorRecord, y: TensorRecord, left: Side, right: Side) -> Legitimacy | None:
         a, b = self.left.value(x), self.right.value(y)

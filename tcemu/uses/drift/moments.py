@@ -21,15 +21,20 @@ import numpy as np
 
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Node, evaluate
 from tcemu.engine.formats.number_formats import F32 as NUMBERS
-from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, norm_places, strided_places, thread_tree
+from tcemu.operations.functional.torch_cuda import reductions
+from tcemu.operations.functional.torch_cuda.batch_norms import channel_places
+from tcemu.operations.functional.torch_cuda.norms import block_tree, group_tree
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import fma_f32
+from tcemu.operations.functional.torch_cuda.reduce_plans import NORM_THREADS, NORM_VECTOR, WARP, thread_tree
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
-from tcemu.uses.drift.sum_evaluation import FloatSums, fma_f32, sum_products, terms_first
+from tcemu.uses.drift.sum_evaluation import FloatSums, sum_products, terms_first
 from tcemu.uses.drift.summation import Summation
 from tcemu.uses.replay.order_candidates import JOINS
 
 VECTOR, CHUNK = 8, 16  # f32 lanes of a vector of PyTorch on a CPU, also with AVX-512; vectors of a chunk
 LANE_COUNTS, VECTORS = (8, 16, 32, 128), (1, 4)  # of sums of squares
 F32 = np.float32
+NUMPY = reductions.Arithmetic(fma_f32, np.where)
 Pair = tuple[np.ndarray, np.ndarray, np.ndarray]  # mean, sum of squared differences, number of elements
 
 
@@ -115,48 +120,6 @@ def _empty(shape: tuple[int, ...]) -> Pair:
     return np.zeros(shape, F32), np.zeros(shape, F32), np.zeros(shape[1:], F32)
 
 
-def _update(pair: Pair, x: np.ndarray, given: np.ndarray, *, reciprocal: bool) -> Pair:
-    """Take one element x [n, lanes] into each lane that has one."""
-    mean, squares, count = pair
-    after = (count + F32(1)).astype(F32)
-    delta = x - mean
-    new = fma_f32(*np.broadcast_arrays(delta, F32(1) / after, mean)) if reciprocal else mean + delta / after
-    more = fma_f32(delta, x - new, squares)
-    return np.where(given, new, mean), np.where(given, more, squares), np.where(given, after, count)
-
-
-def _join_welford_ops(a: Pair, b: Pair) -> Pair:
-    """Join as WelfordOps.combine."""
-    total = a[2] + b[2]
-    share = np.broadcast_to(b[2] / np.maximum(total, 1), a[0].shape)
-    delta = b[0] - a[0]
-    mean = fma_f32(delta, share, a[0])
-    squares = fma_f32(delta * delta * a[2], share, a[1] + b[1])
-    pick = lambda joined, x, y: np.where(a[2] == 0, y, np.where(b[2] == 0, x, joined))
-    return pick(mean, a[0], b[0]), pick(squares, a[1], b[1]), total
-
-
-def _join_vectorised(own: Pair, other: Pair) -> Pair:
-    """Join as cuWelfordCombine, which multiplies by the reciprocal of the count."""
-    total = own[2] + other[2]
-    scale = F32(1) / np.maximum(total, 1)
-    spread = lambda x: np.broadcast_to(x, own[0].shape)
-    delta = own[0] - other[0]
-    mean = fma_f32(spread(other[2] * scale), other[0], spread(own[2] * scale) * own[0])
-    squares = fma_f32(delta * delta * other[2], spread(own[2] * scale), other[1] + own[1])
-    return np.where(total > 0, mean, 0), np.where(total > 0, squares, 0), total
-
-
-def _join_batch_norm(own: Pair, other: Pair) -> Pair:
-    """Join as batch_norm_collect_statistics_kernel."""
-    total = own[2] + other[2]
-    factor = np.broadcast_to(F32(1) / np.maximum(total, 1), own[0].shape)
-    delta = own[0] - other[0]
-    squares = own[1] + fma_f32(delta * delta * own[2] * other[2], factor, other[1])
-    mean = fma_f32(own[0], np.broadcast_to(own[2], own[0].shape), other[0] * other[2]) * factor
-    return mean, squares, total
-
-
 # ---- GPUs: threads, then lanes of a warp, then warps
 
 
@@ -164,57 +127,45 @@ class WelfordSums(FloatSums):
     """The algebra of moments in NumPy's f32: values [*grid, 3, n], whose parts are mean, sum of squared differences and count.
 
     Attributes:
-        join: How two moments are joined.
-        reciprocal: An update multiplies by the reciprocal of the count.
+        how: The kernel's update and join.
     """
 
-    def __init__(self, terms: np.ndarray, join: Callable[[Pair, Pair], Pair], reciprocal: bool) -> None:
+    def __init__(self, how: reductions.Moments, terms: np.ndarray) -> None:
         super().__init__(terms, (3, terms.shape[1]))
-        self.join, self.reciprocal = join, reciprocal
+        self.how = how
 
     def read(self, places: np.ndarray) -> Iterable[Any]:
         return list(zip(self.terms[places], (places != EMPTY)[..., None], strict=True))
 
     def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
         x, given = elements
-        return np.stack(_update(_parts(running), x, given, reciprocal=self.reciprocal), axis=-2)
+        return np.where(given[..., None], np.stack(self.how.update(NUMPY, _parts(running), x), axis=-2), running)
 
     def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.stack(self.join(_parts(x), _parts(y)), axis=-2)
+        return np.stack(self.how.join(NUMPY, _parts(x), _parts(y)), axis=-2)
 
 
 def _parts(moments: np.ndarray) -> Pair:
     return moments[..., 0, :], moments[..., 1, :], moments[..., 2, :]
 
 
-def _in_threads(rows: Rows, tree: Node, join: Callable[[Pair, Pair], Pair], *, reciprocal: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def _in_threads(rows: Rows, tree: Node, how: reductions.Moments) -> tuple[np.ndarray, np.ndarray]:
     """Compute the moments of rows by a tree of threads."""
-    mean, squares, _ = evaluate(tree, WelfordSums(terms_first(rows.values, 0.0), join, reciprocal))
+    mean, squares, _ = evaluate(tree, WelfordSums(how, terms_first(rows.values, 0.0)))
     return mean, squares / F32(rows.values.shape[1])
 
 
 def _cuda_vectorised(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    tree = thread_tree(norm_places(rows.values.shape[1], vectorised=True))
-    return _in_threads(rows, tree, _join_vectorised, reciprocal=True)
+    return _in_threads(rows, block_tree(rows.values.shape[1], NORM_THREADS, NORM_VECTOR), reductions.VECTORISED)
 
 
 def _cuda_rows(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    return _in_threads(rows, thread_tree(norm_places(rows.values.shape[1], vectorised=False)), _join_welford_ops)
+    return _in_threads(rows, group_tree(rows.values.shape[1]), reductions.WELFORD_OPS)
 
 
 def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    """Threads in x take the neighbouring elements, threads in y the images."""
-    inner = rows.inner
-    size = lambda n: next((threads for threads in (32, 64, 128, 256) if n <= threads), 512)
-    across = size(inner)
-    down = max(512 // across, 1)
-    images = rows.values.shape[1] // inner
-    image, x = strided_places(images, down), strided_places(inner, across)
-    numbers = np.where(
-        (image[:, None, :, None] >= 0) & (x[None, :, None, :] >= 0), image[:, None, :, None] * inner + x[None, :, None, :], -1
-    )
-    tree = thread_tree(numbers.reshape(-1, down * across), far=False, least_warps=WARP)
-    return _in_threads(rows, tree, _join_batch_norm)
+    places = channel_places(rows.values.shape[1] // rows.inner, rows.inner)
+    return _in_threads(rows, thread_tree(places, far=False, least_warps=WARP), reductions.BATCH_NORM)
 
 
 # ---- CPUs

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
 from tcemu.uses.drift.locate import RecordSource
 from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord, read_record
-from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Call, bind_arguments
+from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Answer, Call, bind_arguments
 
 EQUAL, DIFFERENT, UNKNOWN, MOVES, MISSING = "equal", "different", "not known", "exact", "not kept"
 SPECIAL_NUMBERS = ("inf", "-inf", "nan")  # floats that JSON lacks, as the recorder writes them
@@ -38,6 +39,7 @@ class PredictedOperation(NamedTuple):
         kernel: The kernel or the order that was computed.
         status: The status of its evidence, as in the report of `emulate`.
         reason: The evidence, or why nothing was compared.
+        skipped: Results with another dtype or size than the GPU's, or that the rule does not give, which were not compared.
     """
 
     number: int
@@ -49,6 +51,7 @@ class PredictedOperation(NamedTuple):
     kernel: str = ""
     status: str = ""
     reason: str = ""
+    skipped: str = ""
 
     @property
     def title(self) -> str:
@@ -102,6 +105,8 @@ class Prediction(Result):
         unknown = Counter((line.name, line.reason) for line in self.operations if line.verdict == UNKNOWN)
         for (name, reason), count in unknown.items():
             lines += wrap_lines(f"not known: {count} {name}: {reason}", "  ")
+        for (name, skipped), count in Counter((line.name, line.skipped) for line in self.operations if line.skipped).items():
+            lines += wrap_lines(f"not compared: {count} {name}: {skipped}", "  ")
         return "\n".join(lines)
 
     def table(self) -> Table:
@@ -132,7 +137,7 @@ def predict(record: RecordSource, *, gpu: str, library: str = LIBRARIES[0]) -> P
             f"gpu={gpu!r}, library={library!r}: known are {', '.join(GPUS)} and {', '.join(LIBRARIES)} (replay/aten_operations.py)"
         )
     run = read_record(record)
-    found = [_predict_operation(run, operation, gpu, library) for operation in run.operations if _has_floats(operation.results)]
+    found = [predict_operation(run, operation, gpu, library)[0] for operation in run.operations if _has_floats(operation.results)]
     return Prediction(run.name, gpu, library, _notes(run, gpu, library), tuple(found))
 
 
@@ -152,33 +157,74 @@ def _notes(run: Record, gpu: str, library: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _predict_operation(run: Record, operation: Operation, gpu: str, library: str) -> PredictedOperation:
+def recorded_kernels(run: Record) -> tuple[str, str] | None:
+    """Return the GPU and the library that made a record, if their kernels are known.
+
+    Args:
+        run: The record.
+
+    Returns:
+        A key of GPUS and one of LIBRARIES, or None.
+    """
+    gpu = next((gpu for gpu in GPUS if gpu in str(run.environment.get("gpu", ""))), None)
+    library = next((library for library in LIBRARIES if f"torch {run.environment.get('torch', '')}".startswith(library)), None)
+    return None if gpu is None or library is None or run.environment.get("matmul_allow_tf32") else (gpu, library)
+
+
+def predict_operation(run: Record, operation: Operation, gpu: str, library: str) -> tuple[PredictedOperation, Answer | None]:
+    """Judge one recorded operation.
+
+    Args:
+        run: The record.
+        operation: The operation.
+        gpu: A key of GPUS.
+        library: A key of LIBRARIES.
+
+    Returns:
+        The judgement, and what computed the results; None if nothing did.
+    """
     facts = operation.index, operation.path, operation.name
     name = operation.name.removeprefix("aten.")
     name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     if name not in OPERATIONS or not _has_floats(operation.operands):
         verdict, reason = (MOVES, EXACT[name]) if name in EXACT else (UNKNOWN, f"{name} has no rule")
-        return PredictedOperation(*facts, verdict, reason=reason)
+        return PredictedOperation(*facts, verdict, reason=reason), None
     operands, expected = run.values(operation.operands), run.values(operation.results)
     if operands is None or expected is None:
-        return PredictedOperation(*facts, MISSING, reason="the record keeps digests of it; record with a larger budget, and without rows")
+        return PredictedOperation(
+            *facts, MISSING, reason="the record keeps digests of it; record with a larger budget, and without rows"
+        ), None
     try:
         arrays = [_lay(x, tensor.strides) for x, tensor in zip(operands, operation.operands, strict=True)]
         arguments = bind_arguments(OPERATIONS[name], *_arguments(operation.attributes, arrays))
-        answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library))
+        tf32 = bool(run.environment.get("cudnn_allow_tf32", True))
+        answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, tf32=tf32))
     except (NotModelled, Unsupported) as error:
-        return PredictedOperation(*facts, UNKNOWN, reason=str(error))
-    words = wrong = 0
+        return PredictedOperation(*facts, UNKNOWN, reason=str(error)), None
+    words, wrong, skipped = 0, 0, []
     given = [x for x in answer.results if x is not None]
-    for found, recorded in zip(given, expected, strict=False):
-        if found.size != recorded.size or found.dtype != recorded.dtype:
+    for number, (found, recorded) in enumerate(zip_longest(given, expected)):
+        if found is None or recorded is None or found.size != recorded.size or found.dtype != recorded.dtype:
+            if not _is_state(found, recorded):
+                skipped.append(f"result {number} is {_describe(found)} on the GPU, {_describe(recorded)} in the record")
             continue
         code = np.dtype(f"u{recorded.dtype.itemsize}")
         same = np.ascontiguousarray(found).reshape(-1).view(code) == np.ascontiguousarray(recorded).reshape(-1).view(code)
         same |= np.isnan(found.reshape(-1)) & np.isnan(recorded.reshape(-1))
         words, wrong = words + same.size, wrong + int((~same).sum())
-    verdict = DIFFERENT if wrong else EQUAL
-    return PredictedOperation(*facts, verdict, words, wrong, answer.kernel, answer.evidence.status, answer.evidence.text)
+    verdict = DIFFERENT if wrong else EQUAL if words or not skipped else UNKNOWN
+    reason = answer.evidence.text if verdict != UNKNOWN else "no result has the GPU's dtype and size"
+    line = PredictedOperation(*facts, verdict, words, wrong, answer.kernel, answer.evidence.status, reason, "; ".join(skipped))
+    return line, answer
+
+
+def _is_state(found: np.ndarray | None, recorded: np.ndarray | None) -> bool:
+    """Return whether a recorded result is one of integers that no rule gives, as attention's seeds, offsets and sizes."""
+    return found is None and recorded is not None and recorded.dtype.kind in "biu"
+
+
+def _describe(x: np.ndarray | None) -> str:
+    return "not given" if x is None else f"{x.dtype}{list(x.shape)}"
 
 
 def _lay(x: np.ndarray, strides: tuple[int, ...] | None) -> np.ndarray:

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from tcemu.uses.drift.mkl_sums import multiply_row
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import fma_f32
+from tcemu.uses.drift.cpu_sums import multiply_row, torch_sum
 from tcemu.uses.drift.moments import mean_and_variance
 from tcemu.uses.drift.node_arithmetic import (
     ELEMENTWISE,
@@ -25,8 +26,7 @@ from tcemu.uses.drift.node_arithmetic import (
 from tcemu.uses.drift.programs import FORMATS, SPECIAL, Choices, Node, Program
 from tcemu.uses.drift.records import DTYPES
 from tcemu.uses.drift.samples import GATHERED, REDUCTIONS, ROWWISE, SUMS, Sample
-from tcemu.uses.drift.sum_evaluation import fma_f32, sum_products
-from tcemu.uses.drift.torch_sums import torch_sum
+from tcemu.uses.drift.sum_evaluation import sum_products
 
 
 def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, sample: Sample | None = None) -> np.ndarray:

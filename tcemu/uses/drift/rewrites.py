@@ -115,23 +115,9 @@ def _scale_sums(program: Program, number: int, scalars: frozenset[int]) -> Itera
             x, s = s, x
         if not _is_scalar(s, scalars):
             continue
-        inputs = tuple(x if i == place else other for i, other in enumerate(total.inputs))
-        plain = total._replace(inputs=inputs, internal=True)
-        places = {}
-        nodes: list[Node] = []
-        for i, node in enumerate(program.nodes):
-            if i == ref[1]:
-                continue
-            renumbered = (plain if i == number else node).inputs
-            kept = (plain if i == number else node)._replace(
-                inputs=tuple(r if r[0] == "input" else ("node", places[r[1]]) for r in renumbered)
-            )
-            nodes.append(kept)
-            places[i] = len(nodes) - 1
-            if i == number:
-                nodes.append(Node(scaling.kind, (("node", places[i]), s), total.dtype, {}, total.internal, scaling.operation))
-                places[i] = len(nodes) - 1
-        yield "the scale multiplies the sum", Program(nodes, program.inputs, program.shape, program.f32_inputs)
+        plain = total._replace(inputs=tuple(x if i == place else other for i, other in enumerate(total.inputs)), internal=True)
+        scaled = Node(scaling.kind, (("node", -1), s), total.dtype, {}, total.internal, scaling.operation)
+        yield "the scale multiplies the sum", _without_unread(_replaced(program, {number: scaled}, {number: [plain]}))
 
 
 def _swap_factors(program: Program, number: int) -> Iterator[tuple[str, Program]]:

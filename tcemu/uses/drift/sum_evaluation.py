@@ -26,6 +26,7 @@ from tcemu.engine.arithmetic.sum_tree import Algebra, Chain, Node, Turn, evaluat
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.float_arrays import to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import fma_f32
 from tcemu.operations.products.library.kernel_order import recipe_tree, slice_indices
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
 from tcemu.operations.products.library.kernel_sums import operand_codes
@@ -39,26 +40,6 @@ TERMS_AT_ONCE = 1 << 16  # products that are computed before they are added
 LEAST_CAST = 1 << 12  # elements to which short operands are padded before they are rounded
 FLOATS = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}  # by the format of sums
 MIN_THREADED = 4  # blocks of rows from which they are shared out among threads
-
-
-def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Compute x·y + z in f32, rounded once.
-
-    A product of two f32 has 48 bits, which f64 holds exactly. Its sum with z is rounded to odd in f64, and a number of 53 bits that was
-    rounded to odd is rounded to 24 bits as the exact one is (Boldo and Melquiond, 2008).
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        p, c = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
-        total = p + c
-        back = total - p
-        error = (p - (total - back)) + (c - back)
-        bits = total.view(np.int64) if total.ndim else np.asarray(total).view(np.int64)
-        even = (bits & 1) == 0
-        inexact = (error != 0) & np.isfinite(total)
-        # towards the exact value: one unit away from zero if the error has the sign of the sum, else one towards it
-        step = np.where((error > 0) == (total > 0), 1, -1)
-        odd = np.where(inexact & even, bits + step, bits)
-        return odd.view(np.float64).astype(np.float32)
 
 
 def sum_products(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:

@@ -24,7 +24,7 @@ GRAINS = (1, 8, 16, 32, 64)
 CORE_FORMATS = (TF32, BF16, F16, E4M3, E5M2)  # formats that tensor cores multiply
 CORE_COUNTS, CORE_GRAINS = (2, 3, 4, 5, 6, 7, 8, 16), (64, 32, 128)  # slices that are added by tensor cores
 RESIDUES = (32, 64)
-LIBRARIES = {  # sums whose order is computed by `tcemu.uses.drift.torch_sums` and `tcemu.uses.drift.mkl_sums`
+LIBRARIES = {  # sums whose order is computed by `tcemu.uses.drift.cpu_sums`
     "torch": "cascaded sum of torch on a CPU",
     "mkl": "16 lanes of MKL's sgemv with AVX-512, carried on in the first lane, fma",
 }

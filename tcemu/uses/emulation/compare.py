@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import product as cross_product
+from math import erf, pi, sqrt
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from tcemu.base.compilation import compile_clock
 from tcemu.base.progress import interactive_line
 from tcemu.base.provenance import describe_arrays, function_name
+from tcemu.engine.formats.number_formats import ARRAY_FORMATS
 from tcemu.operations.products.dot_general import DimensionNumbers
 from tcemu.operations.products.matmul import parse_recipe
 from tcemu.operations.products.recipe_facts import model_changes
@@ -32,14 +36,15 @@ from tcemu.operations.products.recipes import Recipe
 from tcemu.uses.emulation.decisions import Choice, Decision, DotGeneralLike, Policy, as_policy, decide, plan_policy
 from tcemu.uses.emulation.emulate import TracedCall, check_function, trace_call
 from tcemu.uses.emulation.function_choices import FunctionDecision, FunctionPolicy, as_function_policy, compute_function
-from tcemu.uses.emulation.function_errors import measure_function_errors
 from tcemu.uses.emulation.origins import Parameters
-from tcemu.uses.emulation.product_errors import CapturedRun, Comparison, measure_errors
+from tcemu.uses.emulation.product_errors import CapturedRun, Comparison, ErrorSums, ProductErrors, WorstElement, measure_errors
 from tcemu.uses.emulation.random_keys import as_typed_key, fold_in_location
 from tcemu.uses.emulation.rewriting import Rewriter, Scope
 from tcemu.uses.emulation.survey import Function, Product
+from tcemu.uses.study.accuracy import ErrorTally
 
 log = logging.getLogger("tcemu")
+Operands = tuple[np.ndarray | None, ...]  # of a function: x, and for a norm the weight and the bias, or None
 
 
 def compare(
@@ -197,7 +202,7 @@ class CapturedFunction(NamedTuple):
     """The runs of a function that a kernel replaces."""
 
     decision: FunctionDecision
-    runs: list[tuple[np.ndarray | None, ...]]  # operands of each
+    runs: list[Operands]
 
 
 def _capture_function(
@@ -366,3 +371,72 @@ def _select_function(
 
 def _as_float64(values: Sequence[Array]) -> list[np.ndarray]:
     return [np.asarray(v, np.float64) for v in values if jnp.issubdtype(v.dtype, jnp.floating)]
+
+
+# ---- errors of functions, against the exact function of the same operands in float64
+
+
+def measure_function_errors(function: Function, decision: FunctionDecision, runs: Sequence[Operands]) -> ProductErrors:
+    """Measure the errors of a function over its runs by a kernel.
+
+    Args:
+        function: The function.
+        decision: The decision to replace it.
+        runs: Operands of each run: x, and for a norm the weight and the bias, or None.
+    """
+    sums = ErrorSums(ErrorTally(ARRAY_FORMATS[np.dtype(function.dtype)]))
+    for number, operands in enumerate(runs):
+        given = (None if operand is None else jnp.asarray(operand) for operand in operands)
+        computed = _as_rows(function, compute_function(function, decision.kernel, *given))  # type: ignore[arg-type]
+        exact = _as_rows(function, exact_function(function, *operands))
+        index = sums.add(computed, exact)
+        if index is not None:
+            sums.worst = WorstElement(number, index, float(computed[index]), Fraction(float(exact[index])))
+    return sums.summarise(function, "functions", decision.reason, decision.kernel, len(runs))
+
+
+def _as_rows(function: Function, x: ArrayLike) -> np.ndarray:
+    """Return an array as float64 [1, rows, columns]."""
+    return np.moveaxis(np.asarray(x, np.float64), function.axis, -1).reshape(1, -1, max(function.columns, 1))
+
+
+def exact_function(
+    function: Function, x: np.ndarray | None, weight: np.ndarray | None = None, bias: np.ndarray | None = None
+) -> np.ndarray:
+    """Compute a function in float64, with an error of some units in the 52nd bit, which is 2^-20 of one in the last bit of f32."""
+    operand = np.asarray(x, np.float64)
+    with np.errstate(all="ignore"):
+        return EXACT[function.kind](function, operand, *(None if v is None else np.asarray(v, np.float64) for v in (weight, bias)))
+
+
+def _softmax(function: Function, x: np.ndarray, *_: None) -> np.ndarray:
+    power = np.exp(x - x.max(axis=function.axis, keepdims=True))
+    return power / power.sum(axis=function.axis, keepdims=True)
+
+
+def _log_softmax(function: Function, x: np.ndarray, *_: None) -> np.ndarray:
+    shifted = x - x.max(axis=function.axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=function.axis, keepdims=True))
+
+
+def _rms_norm(function: Function, x: np.ndarray, weight: np.ndarray | None, _: np.ndarray | None) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + function.eps) * (1.0 if weight is None else weight)
+
+
+def _layer_norm(function: Function, x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None) -> np.ndarray:
+    return _rms_norm(function, x - x.mean(axis=-1, keepdims=True), weight, None) + (0.0 if bias is None else bias)
+
+
+def _silu(_: Function, x: np.ndarray, *__: None) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def _gelu(function: Function, x: np.ndarray, *_: None) -> np.ndarray:
+    if function.form == "erf":
+        return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)))
+    return 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+
+
+EXACT: dict[str, Callable[..., np.ndarray]] = {
+    "softmax": _softmax, "log_softmax": _log_softmax, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "silu": _silu, "gelu": _gelu,
+}  # fmt: skip

@@ -10,7 +10,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -83,7 +83,7 @@ class EmulatedFunction(Generic[P, R]):
         with open_updates() as objects:
             call = trace_call(self.fn, args, kwargs, self.parameters, objects, self.rows, self.functions is not None)
             rewriter = self._make_rewriter(call)
-            rewriter.after_product = None if is_tracing() else EagerCompilations().check
+            rewriter.after_product = None if is_tracing() else partial(_check_compilations, compile_clock().programs)
             results = call.rebuild(rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key)))
         lines = policy_warnings(self.policy, rewriter.entries)
         functions = [entry for entry in rewriter.entries if entry.function is not None]
@@ -125,23 +125,19 @@ class EmulatedFunction(Generic[P, R]):
         return f"emulate({getattr(self.fn, '__name__', self.fn)}, {self.policy}{functions})"
 
 
-class EagerCompilations:
-    """The compilations of one call outside `jax.jit`, of which a log entry warns once in a process."""
+def _check_compilations(before: int) -> None:
+    """Warn once in a process if a call outside `jax.jit` has compiled many programs. before: number of programs when it began."""
+    if compile_clock().programs - before >= EAGER_LIMIT:
+        warn_of_compilations()
 
-    has_warned = False
 
-    def __init__(self) -> None:
-        self.began = compile_clock().programs
-
-    def check(self) -> None:
-        """Warn if the call has compiled many programs."""
-        if not EagerCompilations.has_warned and compile_clock().programs - self.began >= EAGER_LIMIT:
-            EagerCompilations.has_warned = True
-            log.warning(
-                "emulate: this call has compiled %d programs, one for each operation, and goes on. One program for all of them takes a "
-                "fraction of the time: put jax.jit (nnx.jit) around the outermost function, a gradient included",
-                EAGER_LIMIT,
-            )
+@cache
+def warn_of_compilations() -> None:
+    log.warning(
+        "emulate: this call has compiled %d programs, one for each operation, and goes on. One program for all of them takes a fraction "
+        "of the time: put jax.jit (nnx.jit) around the outermost function, a gradient included",
+        EAGER_LIMIT,
+    )
 
 
 class TracedCall(NamedTuple):

@@ -319,12 +319,9 @@ def policy_from_dict(data: Any, depth: int = 0) -> Policy:
     return choice
 
 
-def _rules_of_pairs(name: str, data: dict[str, Any]) -> list[list[Any]]:
-    """Return the rules of an object that has only these, as plain pairs. Raises ValueError."""
-    rules = check_members(name, data, ("rules",))["rules"]
-    if not isinstance(rules, list) or not all(isinstance(rule, list) and len(rule) == 2 for rule in rules):
-        raise DamagedFile(f"{name}.rules: got {str(rules)[:80]}; expected a list of pairs, a pattern and a choice")
-    return rules
+def _rules_of_pairs(name: str, data: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the rules of an object that has only these, as pairs of plain values. Raises ValueError."""
+    return from_plain(f"{name}.rules", list[tuple[Any, Any]], check_members(name, data, ("rules",))["rules"])
 
 
 def choice_from_dict(data: Any) -> Choice:

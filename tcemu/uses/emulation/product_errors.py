@@ -317,21 +317,17 @@ class Comparison(NumberedResult):
         Raises:
             ImportError: matplotlib is not installed.
         """
-        series: dict[str, dict[str, float]] = {}
-        spans: dict[str, dict[str, tuple[float, float]]] = {}
+        series: dict[str, dict[str, Sequence[float]]] = {}
         known: dict[str, None] = {}
         for rows in self._rows_by_key():
-            policy, product, errors = rows[0].policy, rows[0].product.name, [row.relative_error for row in rows]
-            series.setdefault(policy, {})[product] = fmean(errors)
-            if len(errors) > 1:
-                spans.setdefault(policy, {})[product] = min(errors), max(errors)
+            policy = rows[0].policy
+            series.setdefault(policy, {})[rows[0].product.name] = [row.relative_error for row in rows]
             target, *_, evidence = recipe_facts(rows[0].recipe, self.provenance.evidence)
             known |= {f"{policy}: {target}, {evidence}.": None} if target else {}
         note = ["Relative error: the norm of the errors over the norm of the exact results (Frobenius), without a unit."]
-        note += [f"Marks: means over {len(self.seeds)} seeds; bars: from the least to the greatest."] if spans else []
+        note += [f"Marks: means over {len(self.seeds)} seeds; bars: from the least to the greatest."] if len(self.seeds) > 1 else []
         title = "Error of each matrix product under each policy, against the exact product of the same operands"
-        names = list(dict.fromkeys(row.product.name for row in self.rows))
-        return dot_plot(names, series, title=title, label="relative error", note=" ".join([*note, *known]), spans=spans)
+        return dot_plot(series, title=title, label="relative error", note=" ".join([*note, *known]))
 
 
 MAX_WIDTH = 140  # characters of a line of the table

@@ -98,7 +98,11 @@ class Report(NumberedResult):
         return self.entries[index]
 
     def __str__(self) -> str:
-        rows = [[*self._text_cells(entry)] for entry in self.entries]
+        rows = []
+        for entry in self.entries:
+            target, *_, evidence = self._facts(entry)
+            said = ("" if entry.replaced else "left: ") + entry.reason
+            rows.append([entry.name, *_text_cells(entry.product or entry.function), said, target or "", evidence or ""])
         heads = ["product", "operands", "roles", "parameters", "result", "runs", "by", "target", "evidence"]
         functions = sum(entry.function is not None for entry in self.entries)
         count = f"{len(self.replaced)} of {len(self.entries) - functions} products"
@@ -108,12 +112,6 @@ class Report(NumberedResult):
         for sentence in unit_sentences(map(self._facts, self.entries)):
             lines += wrap_lines(sentence)
         return "\n".join(lines)
-
-    def _text_cells(self, entry: Entry) -> Iterator[str]:
-        target, *_, evidence = self._facts(entry)
-        cells = _product_cells(entry.product) if entry.function is None else _function_cells(entry.function)
-        yield from (entry.name, *cells, ("" if entry.replaced else "left: ") + entry.reason)
-        yield from (target or "", evidence or "")
 
     def _facts(self, entry: Entry) -> tuple[str | None, ...]:
         return recipe_facts(entry.recipe, self.provenance.evidence)
@@ -144,20 +142,13 @@ def _entry_record(entry: Entry) -> tuple[Any, ...]:
     return (entry.name, entry.replaced, entry.reason, *facts)
 
 
-def _product_cells(product: Product | None) -> tuple[str, str, str, str, str]:
-    if product is None:
-        return "", "", "", "", ""
-    return product.operands, " · ".join(product.roles), *_shared_cells(product)
-
-
-def _function_cells(function: Function) -> tuple[str, str, str, str, str]:
-    return function.operands, function.kind, *_shared_cells(function)
-
-
-def _shared_cells(computed: Product | Function) -> tuple[str, str, str]:
+def _text_cells(computed: Product | Function | None) -> tuple[str, ...]:
+    if computed is None:
+        return ("",) * 5
     first, *more = computed.parameters or ("",)
     parameters = first + (f" and {len(more)} more" if more else "")
-    return parameters, computed.result, "?" if computed.repeats is None else str(computed.repeats)
+    roles = " · ".join(computed.roles) if isinstance(computed, Product) else computed.kind
+    return computed.operands, roles, parameters, computed.result, "?" if computed.repeats is None else str(computed.repeats)
 
 
 def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:

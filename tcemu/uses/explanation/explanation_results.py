@@ -39,6 +39,7 @@ from tcemu.uses.explanation.step_text import (
     result_text,
     rounding_text,
     step_lines,
+    step_loss,
 )
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Explanation(Result):
     def panel(self, number: int | None = None) -> StepPanel:
         """Return one step as a panel of the picture. number: as in `plot`."""
         if number is None:
-            number = max(range(1, len(self.steps) + 1), key=lambda n: (_step_loss(self.steps[n - 1]), -n))
+            number = max(range(1, len(self.steps) + 1), key=lambda n: (step_loss(self.steps[n - 1]), -n))
         if not 1 <= number <= len(self.steps):
             raise ValueError(f"step={number}: expected a number from 1 to {len(self.steps)}")
         step = self.steps[number - 1]
@@ -236,11 +237,6 @@ class Explanation(Result):
             "error": None if self.error is None else str(self.error),
             "ulps": None if self.ulps is None else str(self.ulps),
         }
-
-
-def _step_loss(step: Step) -> Fraction:
-    """Return the magnitudes that alignment and rounding remove."""
-    return sum((abs(loss) for loss in (*(term.truncated for term in step.terms), step.rounding_loss) if loss is not None), Fraction())
 
 
 TERM_COLUMNS = ("step", "kind", "term", "value", "exponent", "shift", "retained", "truncated", "result")

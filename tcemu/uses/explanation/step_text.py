@@ -151,12 +151,19 @@ def rounding_text(step: Step) -> str:
     return f"{step.rounding} {how} {decimal_text(abs(step.rounding_loss), 5)} ({decimal_text(abs(ulps), 3)} ulp)"
 
 
+def step_loss(step: Step) -> Fraction:
+    """Return the magnitudes that alignment and rounding remove.
+
+    Args:
+        step: The step.
+    """
+    return sum((abs(loss) for loss in (*(term.truncated for term in step.terms), step.rounding_loss) if loss is not None), Fraction())
+
+
 def largest_losses(steps: Sequence[Step]) -> list[str]:
     """Tabulate the steps that lose the most by alignment and rounding, in order. Steps with a NaN or an infinity have precedence."""
 
-    def loss(step: Step) -> tuple[bool, Fraction]:
-        return step.exact_sum is None, sum((abs(t.truncated) for t in step.terms if t.truncated), abs(step.rounding_loss or Fraction(0)))
-
+    loss = lambda step: (step.exact_sum is None, step_loss(step))
     losing = sorted((i for i, step in enumerate(steps) if any(loss(step))), key=lambda i: loss(steps[i]), reverse=True)
     if not losing:
         return [f"{len(steps)} step{'s' if len(steps) > 1 else ''}, in which nothing is lost"]

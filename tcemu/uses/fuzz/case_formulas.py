@@ -34,6 +34,7 @@ CASE, TERM, STREAMS = 1, 2, {"a": 3, "b": 4, "c": 5, "e": 6, "scale_a": 7, "scal
 FRACTION_WIDTHS, FLOOR_EXPONENTS = (13, 23, 24, 25, 35), {16: -21, 32: -133}
 FieldReader = Callable[[CaseBitField], Any]  # reads a bit field of the case's words
 T = TypeVar("T")  # lane values, or arrays of them
+EDGE_FRACTIONS = 1 << 8  # values that `edge_fraction` depends on
 LOWEST = -(1 << 31)  # added to words, it makes the order of signed numbers that of unsigned ones
 
 
@@ -127,7 +128,7 @@ def _scale_to_count(half: V, count: int) -> V:
 
 
 def _clip(x: V, last: int) -> V:
-    return x.max(0).min(last)
+    return x.min(last).max(0)
 
 
 def max_exponent_field(fmt: Format) -> int:
@@ -266,7 +267,26 @@ def special_magnitudes(fmt: Format) -> list[int]:
     return [0, infinity, nan, fmt.max_magnitude, 1, hidden - 1, hidden, one]
 
 
-def build_float(fmt: Format, word: V, source: FloatValues[V], features: Features = EVERY_FEATURE) -> tuple[V, ...]:
+def edge_fraction(fmt: Format, byte: V) -> V:
+    """The upper word of an edge fraction, by the lowest byte of the second word; -1: none."""
+    m = fmt.mantissa_bits - 32 * (fmt.words - 1)
+
+    def from_variant(variant: int) -> V:  # -1 from this variant on, else 0
+        return (byte >= FloatSecondFields.VARIANT.insert(variant)).resize(I32)
+
+    place = FloatSecondFields.ONE.extract(byte) * m >> 5
+    # 0 below variant 3, then the one bit, then ones from there up, then ones below it
+    ones = ((from_variant(3) & 1) | from_variant(5)) << place ^ from_variant(6)
+    return (ones & ((1 << m) - 1)) | from_variant(7)
+
+
+def build_float(
+    fmt: Format,
+    word: V,
+    source: FloatValues[V],
+    features: Features = EVERY_FEATURE,
+    find_edge_fraction: Callable[[Format, V], V] = edge_fraction,
+) -> tuple[V, ...]:
     """Build a code from its word.
 
     Args:
@@ -274,6 +294,7 @@ def build_float(fmt: Format, word: V, source: FloatValues[V], features: Features
         word: Word of the element.
         source: What else the element is drawn from.
         features: What may occur.
+        find_edge_fraction: `edge_fraction`, or a table of it.
 
     Returns:
         The code, i32, and before it the lower word of an f64.
@@ -281,7 +302,8 @@ def build_float(fmt: Format, word: V, source: FloatValues[V], features: Features
     kind, more = source.kind, remix_words(word)
     low = mix_words(more) if fmt.words == 2 else None
     largest = fmt.max_magnitude >> (32 * (fmt.words - 1))
-    top, edged = _build_finite(fmt, word, more, low, source, features)
+    edge = find_edge_fraction(fmt, more & EDGE_FRACTIONS - 1) if features.edge else None
+    top, edged = _build_finite(fmt, word, more, low, source, edge)
     which, is_below = FloatSecondFields.WHICH_SPECIAL.extract(more), partial(FloatSecondFields.SPECIAL.is_below, more)
     is_special = is_below(kind.special)
     if features.zero or features.special:
@@ -309,24 +331,22 @@ def raw_code(fmt: Format, word: V) -> V:
     return word if fmt.bits == 32 else word & ((1 << fmt.bits) - 1)
 
 
-def _build_finite(fmt: Format, word: V, more: V, low: V | None, source: FloatValues[V], features: Features) -> tuple[V, V | None]:
+def _build_finite(fmt: Format, word: V, more: V, low: V | None, source: FloatValues[V], edge: V | None) -> tuple[V, V | None]:
     """Build the exponent and fraction of a number in the upper word, and return where the fraction is an edge fraction."""
     m = fmt.mantissa_bits - 32 * (fmt.words - 1)  # fraction bits in the upper word
     largest, all_ones = fmt.max_magnitude >> (32 * (fmt.words - 1)), (1 << m) - 1
     fraction, edged, kind = word >> (32 - m), None, source.kind
-    if features.edge:
-        is_variant_below = partial(FloatSecondFields.VARIANT.is_below, more)
-        one_bit = word.constant(1) << (FloatSecondFields.ONE.extract(more) * m >> 5)
-        ones = is_variant_below(6).select((0 - one_bit) & all_ones, one_bit - 1)
-        edge_fraction = is_variant_below(3).select(0, is_variant_below(5).select(one_bit, ones))
-        edged = FloatSecondFields.EDGE.is_below(more, kind.edge) & is_variant_below(7)
-        fraction = edged.select(edge_fraction, fraction)
+    if edge is not None:
+        edge = FloatSecondFields.EDGE.is_below(more, kind.edge).select(edge, -1)
+        edged = edge >= 0
+        fraction = edged.select(edge, fraction)
     span = kind.span
     if fmt.exponent_bits != 8:
         span = (span == EVERY).select((1 << fmt.exponent_bits) - 1, span)
     bits, exponent_word = (FloatFields.EXPONENT, word) if low is None else (FloatFields.LOW_EXPONENT, low)
-    field = _clip(source.field + (bits.extract(exponent_word) * (span + 1) >> bits.width), max_exponent_field(fmt))
-    code = field << m | fraction
+    above = bits.extract(exponent_word) * (span + 1) + (source.field << bits.width)
+    field = _clip(above.shift_right_signed(bits.width), max_exponent_field(fmt))
+    code = (field << m) + fraction
     if low is not None:
         return code.min(largest - 1), edged  # finite for any lower word
     return code if largest & all_ones == all_ones else code.min(largest), edged

@@ -5,7 +5,7 @@ key alone: which k is large, how far the other terms lie below it and which k ha
 rows alike.
 
 The formulas are those of `case_formulas`. Float operands are built by XLA, by a kernel for CPUs (`llvm.drawing_kernel`), or by a CUDA
-kernel on an NVIDIA GPU, for which `build_float` is written as CUDA C++; `cuda/draw.cu` adds what is known of a case.
+kernel on an NVIDIA GPU, for which `build_float` is written as CUDA C++; `cuda/elements.cu` adds what is known of a case.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ from tcemu.engine.arithmetic.step.values import I32, V
 from tcemu.engine.backends import batched_calls as calls
 from tcemu.engine.backends.cuda import values as cuda_values
 from tcemu.engine.backends.cuda.kernel_text import prepend_machine
+from tcemu.engine.backends.cuda.step_functions import constants_text
 from tcemu.engine.backends.cuda.xla_launch import PLATFORM, KernelEntry, launch, route
 from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
@@ -164,7 +165,7 @@ def element_words(grid: ElementGrid, keys: WordPair, index: Array) -> Array:
 
 
 def _word_index(grid: ElementGrid, row: Any, index: Any, column: Any) -> Any:
-    """Compute the index of an element's word in the stream, of arrays or of lane values."""
+    """Compute the index of an element's word in the stream."""
     return (row * np.uint32(grid.places) + index) * np.uint32(grid.inner) + column
 
 
@@ -189,40 +190,66 @@ class _DrawKernel(NamedTuple):
 
 
 def _draw_with_kernel(grid: ElementGrid, inputs: FloatInputs) -> Array:
+    return calls.call_batched(_DrawKernel(grid), *pack_inputs(inputs))
+
+
+def pack_inputs(inputs: FloatInputs) -> tuple[Array, Array]:
+    """Pack the inputs as `_DrawKernel` takes them."""
     word = lambda v: lax.bitcast_convert_type(v.astype(jnp.int32), jnp.uint32)
     packed = [jnp.zeros_like(inputs.keys[0])] * 2
     for name, (at, bits) in PACKED.items():
+        if name == "twins" and inputs.flipped is None:
+            continue
         packed[at] |= bits.insert(word(getattr(inputs.kind, name)))
     of_places = PlaceFields.PLACE.insert(word(inputs.word_index)) | PlaceFields.FIELD.insert(word(inputs.field))
     if inputs.flipped is not None and inputs.nudged is not None:
         of_places |= PlaceFields.FLIPPED.insert(word(inputs.flipped)) | PlaceFields.NUDGED.insert(word(inputs.nudged))
-    return calls.call_batched(_DrawKernel(grid), jnp.stack([*inputs.keys, *packed], axis=1), of_places.T)
+    return jnp.stack([*inputs.keys, *packed], axis=1), of_places.T
+
+
+def draw_kernel_text(grid: ElementGrid) -> str:
+    """Write the CUDA C++ text of the drawing kernel for one grid of elements."""
+    return prepend_machine(element_text(grid), constants_text(warps=WARPS_PER_BLOCK), cuda_text("draw"))
+
+
+def cuda_text(name: str) -> str:
+    """Read a file of `cuda/`."""
+    return resources.files("tcemu.uses.fuzz").joinpath("cuda", f"{name}.cu").read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=256)
-def draw_kernel_text(grid: ElementGrid) -> str:
-    """Write the CUDA C++ text of the drawing kernel for one grid of elements."""
+def element_text(grid: ElementGrid) -> str:
+    """Write the CUDA C++ text that draws the elements of one case."""
 
-    def element(key: V, other_key: V, first: V, last: V, place: V, row: V, column: V) -> V:
+    def element(key: V, other_key: V, first: V, last: V, place: V, index: V) -> V:
         fields = {name: bits.extract((first, last)[word]) for name, (word, bits) in PACKED.items()}
         kind = KindValues(**dict.fromkeys(KindValues._fields, key.constant(0)) | fields)
-        word = draw_words((key, other_key), grid.stream, _word_index(grid, row, PlaceFields.PLACE.extract(place), column))
+        word = draw_words((key, other_key), grid.stream, index)
         twins = (PlaceFields.FLIPPED.extract(place) == 1, PlaceFields.NUDGED.extract(place) == 1)
-        return formulas.build_float(grid.fmt, word, FloatValues(kind, place.shift_right_signed(PlaceFields.FIELD.low), *twins))[0]
+        source = FloatValues(kind, place.shift_right_signed(PlaceFields.FIELD.low), *twins)
+        return formulas.build_float(grid.fmt, word, source, find_edge_fraction=from_table)[0]
+
+    def from_table(fmt: Format, byte: V) -> Any:
+        return cuda_values.Value(I32, "edge_fractions[{0}]", byte)  # type: ignore[arg-type]
 
     code, size = grid.fmt.dtype, grid.size
     codes_per_write = next(n for n in (4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES_PER_WRITE and (n == 1 or size >= 32 * n))
-    numbers = {"ELEMENTS": size, "PLACES": grid.places, "INNER": grid.inner, "PIECE": codes_per_write, "WARPS": WARPS_PER_BLOCK}
+    may_be_twins = grid.stream == STREAMS["a"]
+    numbers = constants_text(elements=size, places=grid.places, inner=grid.inner, piece=codes_per_write, may_be_twins=may_be_twins)
     masks = {name.upper(): bits.mask for name, (_, bits) in PACKED.items()} | {
         "ALL": ALL << PackedKindFields.ZERO.bits.low,
+        "PLACE": PlaceFields.PLACE.mask,
         "FLIPPED": PlaceFields.FLIPPED.mask,
         "NUDGED": PlaceFields.NUDGED.mask,
     }
-    lines = [f"typedef u{8 * code.itemsize} Code;"]
-    lines += [f"[[maybe_unused]] constexpr int {name} = {number};" for name, number in numbers.items()]
+    lines = [f"typedef u{8 * code.itemsize} Code;", numbers]
     lines += [f"[[maybe_unused]] constexpr u32 {name} = {mask}u;" for name, mask in masks.items()]
-    loop = resources.files("tcemu.uses.fuzz").joinpath("cuda", "draw.cu").read_text(encoding="utf-8")
-    return prepend_machine(*lines, cuda_values.function_text("element", element, *[I32] * 7), loop)
+    rendered = [
+        cuda_values.function_text("edge_fraction", lambda byte: formulas.edge_fraction(grid.fmt, byte), I32),
+        f"__shared__ {'short' if grid.fmt.mantissa_bits < 16 else 'int'} edge_fractions[{formulas.EDGE_FRACTIONS}];",
+        cuda_values.function_text("element", element, *[I32] * 6),
+    ]
+    return "\n".join([*lines, *rendered, cuda_text("elements")])
 
 
 # ---- cases
@@ -297,23 +324,28 @@ def _generate(op: MatrixMultiply, kinds: tuple[Kind, ...], count: int, seed: Wor
     return draw_operands(op, case_keys(seed, add_offset(start, jnp.arange(count, dtype=jnp.uint32))), kinds)
 
 
-def draw_operands(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...] = KINDS) -> OperandCodes:
-    """Draw the operands of the cases with these keys, uint32[cases] each."""
-    spec, cases = product_spec(op), draw_cases(op, keys, kinds)
-    (m, k), (_, n) = op.matrix_shape("a"), op.matrix_shape("d")
-    shapes = {"a": (m, k), "b": (op.k, n), "c": (m, n)}
-    grids = {
+def element_grids(op: MatrixMultiply) -> dict[str, ElementGrid]:
+    """Return the grids of A, B and C."""
+    spec, (m, k), n = product_spec(op), op.matrix_shape("a"), op.n
+    return {
         "a": ElementGrid(spec.a, STREAMS["a"], m, k, 1),
         "b": ElementGrid(spec.b, STREAMS["b"], 1, op.k, n),
         "c": ElementGrid(spec.c, STREAMS["c"], 1, 1, m * n),
     }
+
+
+def draw_operands(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...] = KINDS) -> OperandCodes:
+    """Draw the operands of the cases with these keys, uint32[cases] each."""
+    cases = draw_cases(op, keys, kinds)
+    (m, k), (_, n) = op.matrix_shape("a"), op.matrix_shape("d")
+    shapes = {"a": (m, k), "b": (op.k, n), "c": (m, n)}
     floats: OperandCodes = {}
     others: OperandCodes = {}
-    for name, grid in grids.items():
+    for name, grid in element_grids(op).items():
         if not grid.fmt.is_integer:
             call = find_draw_call(op, kinds, name)
             by_cpu = None if call is None else partial(calls.call_batched, call)
-            floats[name] = draw_floats(grid, shapes[name], _float_inputs(op, name, cases), by_cpu)
+            floats[name] = draw_floats(grid, shapes[name], float_inputs(op, name, cases), by_cpu)
             continue
         word = jnp.moveaxis(element_words(grid, keys, _word_indices(op, name, cases)).reshape(*shapes[name], -1), -1, 0)
         others[name] = (_build_integer_accumulators if name == "c" else _build_integers)(grid.fmt, word, cases.case)
@@ -325,7 +357,7 @@ def draw_operands(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...] = 
     return floats | lax.optimization_barrier(others)  # otherwise a fusion recomputes them for each user
 
 
-def _float_inputs(op: MatrixMultiply, name: str, cases: DrawnCases) -> FloatInputs:
+def float_inputs(op: MatrixMultiply, name: str, cases: DrawnCases) -> FloatInputs:
     """Return the inputs from which the elements of a float operand are drawn."""
     case, term = jax.tree.map(integers, (cases.case, cases.term._replace(flipped=None, nudged=None)))
     index = _word_indices(op, name, cases)

@@ -20,10 +20,12 @@ from tcemu.base.execution import PORTABLE, current_execution
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.small_products import MOST_OUTPUTS
+from tcemu.engine.backends.cuda.xla_launch import PLATFORM
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.uses.fuzz.case_generator import OperandCodes, draw_case_kinds, draw_operands
 from tcemu.uses.fuzz.case_kinds import Kind
 from tcemu.uses.fuzz.coverage import Coverage, count_coverage
+from tcemu.uses.fuzz.cuda_comparison import CudaComparison, find_cuda_comparison
 from tcemu.uses.fuzz.implementations import Implementation, codes_function
 from tcemu.uses.fuzz.llvm.kernel_calls import ComparisonCall, find_comparison_call
 from tcemu.uses.fuzz.llvm.kernel_requests import CASES, WORD_BYTES, ComparisonLayout
@@ -228,7 +230,7 @@ def _add_tally(before: Tally, iteration: Tally) -> Tally:
 def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]) -> ChunkFunction:
     """Compile everything into one loop, in which each device computes its share of the iterations."""
     left, right = codes_function(task.op, task.left), codes_function(task.op, task.right)
-    call = _find_kernel(task, size, devices[0].platform)
+    kernels = _find_kernels(task, size, devices[0].platform)
 
     def compute(keys: WordPair) -> tuple[OperandCodes, Array, Array]:
         operands = draw_operands(task.op, keys, task.kinds)
@@ -239,11 +241,12 @@ def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]
         number = add_offset(start, offset)
         keys = lax.optimization_barrier(case_keys(seed, number))
         cases = CaseBatch(keys, number, offset, counted)
-        if call is None:
+        if not kernels:
             return _count_results(task, cases, *compute(keys))
-        layout = call.layout
+        (layout,) = {call.layout for call in kernels.values()}
         by_operands = lambda keys: _pack_results(task, layout, *compute(keys))
-        words = call_kernel_by_platform({"cpu": partial(lambda call, keys: call(*keys), call)}, by_operands, keys)
+        calls = {platform: partial(lambda call, keys: call(*keys), call) for platform, call in kernels.items()}
+        words = call_kernel_by_platform(calls, by_operands, keys)
         return _count_batch(task, cases, *_unpack_results(layout, words))
 
     def device(seed: WordPair, start: WordPair, counted: Array, iterations: Array) -> Tally:
@@ -265,11 +268,13 @@ def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]
     return jit_wide_vectors()(jax.shard_map(device, mesh=mesh, in_specs=(replicated,) * 4, out_specs=outcome, check_vma=False))
 
 
-def _find_kernel(task: ComparisonTask, size: int, platform: str) -> ComparisonCall | None:
-    """Return the kernel that draws the cases of an iteration, computes both sides and compares them, or None where there is none."""
-    if platform != "cpu" or current_execution() == PORTABLE or size % CASES:
-        return None
-    return find_comparison_call(task.op, task.kinds, (task.left.emulated, task.right.emulated), task.model is not None)
+def _find_kernels(task: ComparisonTask, size: int, platform: str) -> dict[str, ComparisonCall | CudaComparison]:
+    """Return the kernel that draws the cases of an iteration, computes both sides and compares them, by its platform, if there is one."""
+    if current_execution() == PORTABLE or size % CASES:
+        return {}
+    find, own = {"cpu": (find_comparison_call, "cpu"), "gpu": (find_cuda_comparison, PLATFORM)}.get(platform, (None, ""))
+    call = None if find is None else find(task.op, task.kinds, (task.left.emulated, task.right.emulated), task.model is not None)
+    return {} if call is None else {own: call}
 
 
 def _pack_results(task: ComparisonTask, layout: ComparisonLayout, operands: OperandCodes, x: Array, y: Array) -> Array:

@@ -242,35 +242,32 @@ def find_mismatches(
         if not state.complete:
             model = coverage_model(state.left, state.right) if coverage else None
             chunk = make_chunk_runner(op, state.left, state.right, state.kinds, model, used_devices)
-            state = _advance(state, Session(path, iterations, report, interrupts, processes), chunk)
+            state = _advance(state, chunk, path, iterations, report, interrupts, processes)
         if state.first and shrink and not state.stopped:
             state = _shrink_first_mismatch(state, interrupts)
         return replace(state, signal=state.signal or interrupts.signal)
 
 
-@dataclass(frozen=True)
-class Session:
-    """Parameters of one session of a run. `path` is None except in the process that owns the file."""
-
-    path: Path | None
-    iterations: int | None
-    report: OnProgress | None
-    interrupts: PendingSignal
-    processes: Processes
-
-
-def _advance(state: FuzzRun, session: Session, chunk: ChunkRunner) -> FuzzRun:
-    """Continue the run to its end or to a signal. Raises NotWritten."""
-    path, report, interrupts, clock = session.path, session.report, session.interrupts, compile_clock()
-    compiled_before, compiled = clock.seconds, 0.0
+def _advance(
+    state: FuzzRun,
+    chunk: ChunkRunner,
+    path: Path | None,
+    fixed_iterations: int | None,
+    report: OnProgress | None,
+    interrupts: PendingSignal,
+    processes: Processes,
+) -> FuzzRun:
+    """Continue the run to its end or to a signal. `path` is None except in the process that owns the file. Raises NotWritten."""
+    clock, compiled = compile_clock(), 0.0
+    compiled_before = clock.seconds
     if report is not None:
         report("compiling both implementations and the comparison")
     now = began = last_saved = last_reported = time.monotonic()
     done_before, seconds_before = state.done, state.seconds
-    iterations, failure, stop = session.iterations or 1, None, 0
+    iterations, failure, stop = fixed_iterations or 1, None, 0
     try:
         while True:
-            iterations, stop = session.processes.agree(iterations, interrupts.signal if failure is None else STOP_UNWRITABLE)
+            iterations, stop = processes.agree(iterations, interrupts.signal if failure is None else STOP_UNWRITABLE)
             if stop or state.complete:
                 break
             counted, start = min(chunk.cases_per_iteration * iterations, state.cases - state.done), now
@@ -281,7 +278,7 @@ def _advance(state: FuzzRun, session: Session, chunk: ChunkRunner) -> FuzzRun:
             if report is not None and first and compiled:
                 report(f"compiled in {compiled:.1f} s")
             state = replace(state, seconds=seconds_before + now - began)
-            if session.iterations is None and now - start < SHORT_CHUNK_SECONDS:
+            if fixed_iterations is None and now - start < SHORT_CHUNK_SECONDS:
                 iterations = min(2 * iterations, chunk.max_iterations)
             if path is not None and now - last_saved > SAVE_INTERVAL_SECONDS:
                 failure, last_saved = try_save(path, state), now

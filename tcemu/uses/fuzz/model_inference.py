@@ -236,10 +236,7 @@ MIN_EXPONENT_RANGE = 12  # exponents from the smallest to the largest product, w
 MAX_SINGLE_SLOTS = 32  # slots up to which small terms may be asked about one by one
 QUIET_ROUNDS = 16  # rounds without operands that tell the remaining models apart, after which the search ends
 QUESTIONS_PER_ROUND = 32
-MODELS_PER_ROUND, DOTS_PER_ROUND = (
-    48,
-    2048,
-)  # remaining models, and dot products, that one round of the search compares; more of fewer models
+MODELS_PER_ROUND, DOTS_PER_ROUND = 48, 2048  # remaining models, and dot products, that a round compares; more of fewer models
 MAX_DOTS_PER_ROUND = 8192
 EVIDENCE_FIELDS = ("fraction_bits", "alignment", "rounding", "result_bits", "result", "summed", "multiplicand", "from_zero", "floor")
 

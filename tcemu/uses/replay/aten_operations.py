@@ -31,6 +31,7 @@ from tcemu.operations.functional.torch_cuda import (
     losses,
     norms,
     optimizers,
+    random_numbers,
     rows,
     scans,
     softmax,
@@ -38,7 +39,8 @@ from tcemu.operations.functional.torch_cuda import (
 )
 from tcemu.operations.functional.torch_cuda.elementwise import elementwise
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_numpy, fma_f32
-from tcemu.uses.replay import torch_patches, torch_products
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe
+from tcemu.uses.replay import torch_convolutions, torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
@@ -78,12 +80,16 @@ class Answer(NamedTuple):
         kernel: The kernel or the order.
         evidence: Why these are the GPU's bits.
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
+        states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
+        recipe: The order of a product.
     """
 
     results: tuple[np.ndarray | None, ...]
     kernel: str
     evidence: Evidence
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
+    states: Mapping[int, np.ndarray] = MappingProxyType({})
+    recipe: KernelRecipe | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ class Call:
         dtypes: Dtypes of the results.
         gpu: One of GPUS.
         library: One of LIBRARIES.
+        generator: The GPU's generator of random numbers, which operators that draw move on; None: not known.
+        tf32: `torch.backends.cudnn.allow_tf32`, which is on by default.
     """
 
     name: str
@@ -103,6 +111,8 @@ class Call:
     dtypes: tuple[np.dtype, ...]
     gpu: str = "H100"
     library: str = "torch 2.11"
+    generator: random_numbers.GpuGenerator | None = None
+    tf32: bool = True
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -412,6 +422,18 @@ def _foreach(one: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
     return run
 
 
+def _foreach_limit(high: bool) -> Callable[[Call], Answer]:
+    """Return what takes the larger of two operands, or the smaller: of zeros of both signs the second one, unlike `maximum`."""
+
+    def run(call: Call) -> Answer:
+        dtype, (x, y) = _operands(call, ("self", "other"))
+        first = np.isnan(x) | _quiet(np.less if high else np.greater, x, y)
+        text = "ForeachMinMaxFunctors.cuh: the first operand if it is NaN or beyond the second one; H200: equal in 2,400 special words"
+        return Answer((_round(call, np.where(first, x, y), dtype),), "min" if high else "max", Evidence(BY_RULE, text))
+
+    return _foreach(run)
+
+
 def _pointwise(call: Call, name: str) -> Answer:
     """Compute self + value * (tensor1 op tensor2)."""
     dtype, operands = _operands(call, ("self", "tensor1", "tensor2"))
@@ -425,6 +447,86 @@ def _lerp(call: Call) -> Answer:
     dtype, operands = _operands(call, ("self", "end"))
     found = _formula("lerp", dtype, *np.broadcast_arrays(*operands), weight=float(np.float32(call["weight"])))
     return Answer((found.astype(call.dtype),), "lerp", SOURCE)
+
+
+# ---- random numbers
+
+DROPOUT = Evidence(BY_RULE, "Dropout.cu; H200: equal in 84 calls, 792,786 words")
+DRAWN = Evidence(BY_RULE, "DistributionTemplates.h and curand's Philox; H200: equal in 1,098 calls, 638,055 words")
+
+
+def _draw(call: Call, elements: int, step: int | None = None) -> tuple[int, int]:
+    """Return seed and offset of a launch over some elements, and move the generator on.
+
+    Raises:
+        NotModelled: The generator's state is not known, or a generator of the user's own is given.
+    """
+    if call.arguments.get("generator") is not None:
+        raise NotModelled(f"{call.name}: generator= is a generator of a CPU; the GPU's default one has a rule (replay/aten_operations.py)")
+    if call.generator is None:
+        raise NotModelled(f"{call.name}: random numbers need the generator's seed and offset, which a record does not have")
+    return call.generator.advance(random_numbers.launch_step(elements, call.gpu) if step is None else step)
+
+
+def _storage_order(x: np.ndarray) -> tuple[int, ...]:
+    """Return the axes in the order in which TensorIterator counts elements, the slowest first."""
+    return tuple(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
+
+
+def _lay_numbers(numbers: np.ndarray, x: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """Return numbers, counted with some axes as the slowest ones first, in the shape of x."""
+    return numbers.reshape([x.shape[axis] for axis in order]).transpose(np.argsort(order)) if x.ndim else numbers.reshape(())
+
+
+def _dropout(call: Call) -> Answer:
+    x, p = call["input"], float(call["p"])
+    if x.dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got {x.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+    if call["train"] is False or not x.size or p == 1:
+        kept = np.full(x.shape, call["train"] is False)
+        return Answer((np.where(kept, x, np.zeros_like(x)), kept), "no random numbers", Evidence(EXACT_RESULT, "moves elements"))
+    order = memory_order(x)
+    vector = random_numbers.dropout_vector(x.size, x.itemsize, is_dense=order is not None)
+    mask = random_numbers.dropout_mask(*_draw(call, x.size), x.size, p, vector=vector, gpu=call.gpu)
+    mask = _lay_numbers(mask, x, tuple(range(x.ndim)) if vector == 1 or order is None else order)
+    found = random_numbers.drop(x.astype(F32), mask, random_numbers.dropout_scale(p))
+    return Answer((_round(call, found, x.dtype), mask), f"Philox, {vector} neighbours a thread", DROPOUT)
+
+
+def _dropout_backward(call: Call) -> Answer:
+    dtype, (grad,) = _operands(call, ("grad_output",))
+    found = random_numbers.drop(grad, call["mask"], float(call["scale"]))
+    return Answer((_round(call, found, dtype),), "mask * grad * scale", DROPOUT)
+
+
+def _bernoulli(call: Call) -> Answer:
+    x, p = call["self"], call["self"] if call["p"] is None else call["p"]
+    if isinstance(p, np.ndarray):
+        _contiguous(call, x)
+        found = random_numbers.bernoulli_of_tensor(*_draw(call, x.size, random_numbers.TENSOR_STEP), np.broadcast_to(p, x.shape))
+        return Answer((found.astype(call.dtype),), "Philox, 4 neighbours a thread", DRAWN)
+    return _distribution(call, x, lambda numbers: numbers < F32.type(p))
+
+
+def _distribution(call: Call, x: np.ndarray, transform: Callable[[np.ndarray], np.ndarray]) -> Answer:
+    """Draw a number for each element of an operand, which is written in the order of its strides."""
+    numbers = random_numbers.uniform_numbers(*_draw(call, x.size), x.size, gpu=call.gpu) if x.size else np.zeros(0, F32)
+    return Answer((_lay_numbers(transform(numbers), x, _storage_order(x)).astype(call.dtype),), "Philox, single elements", DRAWN)
+
+
+def _uniform(call: Call) -> Answer:
+    """Draw numbers from `low` to `high`, without `high`: those that are rounded to it become `low`."""
+    if call.dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got {call.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+    x = call["self"] if "self" in call.arguments else np.empty(call["size"], call.dtype)
+    low, high = (np.asarray(call.arguments.get(name, value)).astype(call.dtype) for name, value in (("low", 0.0), ("high", 1.0)))
+    span = (high.astype(F32) - low.astype(F32)).astype(call.dtype).astype(F32)
+
+    def transform(numbers: np.ndarray) -> np.ndarray:
+        found = fma_f32(numbers, span, low.astype(F32)).astype(call.dtype)
+        return np.where(found == high, low, found)
+
+    return _distribution(call, x, transform)
 
 
 # ---- reductions
@@ -529,6 +631,14 @@ def _softmax(call: Call, log: bool) -> Answer:
     found = _along_axis(softmax.softmax, (x,), call["dim"], log=log, dtype=np.float32 if call["half_to_float"] else None)
     size = x.shape[call["dim"]] if x.ndim else 1
     return Answer((found,), f"{'log_' * log}softmax, {size} elements along axis {call['dim']}", LENGTHS)
+
+
+def _safe_softmax(call: Call) -> Answer:
+    """Compute the softmax of attention's math backend: a row without a finite element or NaN becomes 0."""
+    _requires(call, dtype=None)
+    answer = _softmax(replace(call, arguments={**call.arguments, "half_to_float": False}), log=False)
+    hidden = np.isneginf(call["self"]).all(axis=call["dim"], keepdims=True)
+    return answer._replace(results=(np.where(hidden, np.zeros((), call.dtype), answer.results[0]),))
 
 
 def _softmax_backward(call: Call, log: bool) -> Answer:
@@ -740,32 +850,29 @@ def _product(call: Call, left: str, right: str) -> Answer:
     array = np.ascontiguousarray
     found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
     status = BY_RULE if choice.source == torch_products.RULE else MEASURED
-    return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence))
+    return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 
 def _convolution(call: Call) -> Answer:
-    """Compute a convolution whose windows do not overlap, as a vision model's patches."""
-    weight = call["weight"]
-    window = list(weight.shape[2:])
-    facts = [list(call[name]) for name in ("stride", "padding", "dilation")]
-    if facts != [window, [0] * len(window), [1] * len(window)] or call["transposed"] or call["groups"] != 1:
-        raise NotModelled(
-            f"convolution: got stride {facts[0]}, padding {facts[1]}, dilation {facts[2]}, groups {call['groups']}, a window of {window}; "
-            "known are strides equal to the window, without padding (replay/torch_patches.py)"
-        )
-    found = np.asarray(torch_patches.patch_convolution(call["input"], weight, call["bias"]))
-    return Answer((found,), "cuDNN, patches", Evidence(BY_RULE, "H200: equal in the recorded patch convolutions (replay/torch_patches.py)"))
+    _requires(call, transposed=False)
+    x, weight = call["input"], call["weight"]
+    _contiguous(call, x, weight)  # of others cuDNN may take kernels for channels that lie last
+    axes = len(weight.shape) - 2
+    facts = {name: tuple(call[name]) * (axes if len(call[name]) == 1 else 1) for name in ("stride", "padding", "dilation")}
+    found = torch_convolutions.convolution(x, weight, call["bias"], **facts, groups=call["groups"], tf32=call.tf32)
+    text = "H200: equal in 39 convolutions of three dtypes, as far as a rule tells the kernel (replay/torch_convolutions.py)"
+    return Answer((np.asarray(found),), f"convolution of {math.prod(weight.shape[1:])} products", Evidence(BY_RULE, text))
 
 
 def _grouped_mm(call: Call) -> Answer:
     _requires(call, bias=None, out_dtype=None)
     x, weights = call["self"], call["mat2"]
     if call["offs"] is None or weights.ndim != 3:
-        raise NotModelled("_grouped_mm: known are rows by experts, [M, K] and [E, K, N] with offsets (replay/torch_patches.py)")
-    found = torch_patches.grouped_matmul(
+        raise NotModelled("_grouped_mm: known are rows by experts, [M, K] and [E, K, N] with offsets (replay/torch_convolutions.py)")
+    found = torch_convolutions.grouped_matmul(
         np.ascontiguousarray(x), np.ascontiguousarray(weights), call["offs"], transposed_b=lies_transposed(weights), gpu=call.gpu
     )
-    text = "H200: equal in the recorded grouped products (replay/torch_patches.py)"
+    text = "H200: equal in the recorded grouped products (replay/torch_convolutions.py)"
     return Answer((np.asarray(found),), f"grouped products of {len(weights)} experts", Evidence(BY_RULE, text))
 
 
@@ -776,28 +883,40 @@ ATTENTION = Evidence(BY_RULE, "H200: equal in the cases of the census and in rec
 
 def _attention(call: Call, backend: str) -> Answer:
     """Compute a backend's output and logarithms of sums. Its other results are seeds and offsets of random numbers."""
-    _requires(call, dropout_p=0.0)
     if "return_debug_mask" in call.arguments:
         _requires(call, return_debug_mask=False)
     q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
-    out, logarithms = attention.attention(
-        q, k, v, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
-    )
-    return Answer((np.asarray(out), np.asarray(logarithms)), f"{backend} attention, {k.shape[2]} keys", ATTENTION)
+    if backend == "cudnn" and q.shape[2] == 1 and call["compute_log_sumexp"]:
+        raise NotModelled(f"{call.name}: got 1 query, of which the logarithms of sums are not known; without gradients there are none")
+    options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
+    dropout, states = None, {}
+    if call["dropout_p"]:
+        shape = (*q.shape[:3], k.shape[2])
+        seed, offset = _draw(call, math.prod(shape), random_numbers.attention_step(backend, shape))
+        dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), seed, offset)
+        state = np.array([seed, offset], np.uint64)
+        states = {6: state} if backend == "flash" else {2: state[0].astype(np.int64), 3: state[1].astype(np.int64)}
+    out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
+    kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
+    return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
     """Compute the gradients of a backend."""
-    _requires(call, dropout_p=0.0)
+    dropout = None
+    if call["dropout_p"]:
+        state = np.concatenate(
+            [np.asarray(call[name]).reshape(-1) for name in ("philox_seed", "philox_offset")]
+        )  # of flash, the first has both
+        dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), int(state[0]) % (1 << 64), int(state[1]))
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
     rows_ = operands[1].shape[:3]
     if operands[-1].size != math.prod(rows_):
         raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
     operands[-1] = operands[-1].reshape(rows_)
-    found = attention.attention_backward(
-        *operands, backend=backend, causal=bool(call["is_causal"]), bias=call.arguments.get("attn_bias"), scale=call["scale"], gpu=call.gpu
-    )
+    options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
+    found = attention.attention_backward(*operands, backend=backend, dropout=dropout, **options)
     results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
     return Answer(results, f"{backend} attention, gradients", ATTENTION)
 
@@ -831,6 +950,8 @@ OPERATIONS: dict[str, Operation] = {
     "_foreach_sub": Operation("self, other, alpha=1", _foreach(partial(_add, sign=-1.0))),
     "_foreach_mul": Operation("self, other", _foreach(_ieee("self other", np.multiply, "mul"))),
     "_foreach_div": Operation("self, other", _foreach(_ieee("self other", np.divide, "div"))),
+    **{f"_foreach_{name}": Operation("self, other", _foreach_limit(False)) for name in ("maximum", "clamp_min")},
+    **{f"_foreach_{name}": Operation("self, other", _foreach_limit(True)) for name in ("minimum", "clamp_max")},
     "_foreach_sqrt": Operation("self", _foreach(_ieee("self", np.sqrt, "sqrt"))),
     "_foreach_addcmul": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcmul"))),
     "_foreach_addcdiv": Operation("self, tensor1, tensor2, value=1", _foreach(partial(_pointwise, name="addcdiv"))),
@@ -852,6 +973,7 @@ OPERATIONS: dict[str, Operation] = {
     "amin": Operation("self, dim=(), keepdim=False", _extreme(-1)),
     "var": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.variance)),
     "std": Operation("self, dim=None, correction=None, keepdim=False", _moment(rows.standard_deviation)),
+    "_safe_softmax": Operation("self, dim, dtype=None", _safe_softmax),
     "_softmax": Operation("self, dim, half_to_float", partial(_softmax, log=False)),
     "_log_softmax": Operation("self, dim, half_to_float", partial(_softmax, log=True)),
     "_softmax_backward_data": Operation("grad_output, output, dim, input_dtype", partial(_softmax_backward, log=False)),
@@ -906,6 +1028,12 @@ OPERATIONS: dict[str, Operation] = {
         "is_causal=False, scale=None",
         partial(_attention_backward, backend="efficient"),
     ),
+    "native_dropout": Operation("input, p, train", _dropout),
+    "native_dropout_backward": Operation("grad_output, mask, scale", _dropout_backward),
+    "bernoulli": Operation("self, p=None, generator=None", _bernoulli),
+    "uniform": Operation("self, low=0.0, high=1.0, generator=None", _uniform),
+    "rand": Operation("size, dtype=None, generator=None", _uniform),
+    "rand_like": Operation("self, dtype=None", _uniform),
     "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
     "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),
     "softplus_backward": Operation(
@@ -938,7 +1066,7 @@ OPERATIONS: dict[str, Operation] = {
 ALIGNMENT = 16  # bytes
 COPIED = frozenset(name for name in OPERATIONS if "softmax" in name or name.startswith(("native_layer_norm", "_fused_rms_norm")))
 ALIGNED = COPIED | {
-    "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm",
+    "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm", "native_dropout",
 }  # fmt: skip
 
 # Operators whose results every correct implementation has: a reason for each group of names.
@@ -955,11 +1083,10 @@ EXACT: dict[str, str] = {
             "new_empty_strided detach _conj_physical pixel_shuffle"
         ),
         "takes one of its operands": (
-            "_foreach_abs _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_max abs neg sign threshold_backward "
-            "max min argmax argmin ceil floor trunc isnan isinf"
+            "_foreach_abs _foreach_neg abs neg sign threshold_backward max min argmax argmin ceil floor trunc isnan isinf"
         ),
         "compares or counts": (
-            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not isin equal"
+            "eq ne lt le gt ge all any bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not isin equal signbit"
         ),
     }.items()
     for name in names.split()

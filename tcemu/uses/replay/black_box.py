@@ -6,7 +6,7 @@ A `ProductForm` says what the function takes besides A and B.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,6 +21,11 @@ BIAS_FORMATS = (F32, F16, BF16)
 BIAS_SHAPES = ("columns", "outputs")
 
 
+def repeat(x: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """Repeat rows or columns from the first on, up to a count, in row-major order."""
+    return np.ascontiguousarray(x).take(np.arange(count) % x.shape[axis], axis)
+
+
 class EpilogueCodes(NamedTuple):
     """Codes of the epilogue operands of one call. None: the call does not take this operand."""
 
@@ -31,14 +36,10 @@ class EpilogueCodes(NamedTuple):
     def repeat(self, m: int, n: int) -> EpilogueCodes:
         """Repeat the first rows and columns, up to m rows and n columns."""
         a, b, bias = self
-
-        def along(x: np.ndarray, axis: int, count: int) -> np.ndarray:
-            return np.take(x, np.arange(count) % x.shape[axis], axis)
-
         if a is not None and b is not None and a.ndim:
-            a, b = along(a, 0, m), along(b, 1, n)
+            a, b = repeat(a, 0, m), repeat(b, 1, n)
         if bias is not None:
-            bias = along(bias if bias.ndim == 1 else along(bias, 0, m), -1, n)
+            bias = repeat(bias if bias.ndim == 1 else repeat(bias, 0, m), -1, n)
         return EpilogueCodes(a, b, bias)
 
 
@@ -178,33 +179,22 @@ def detect_framework(fn: Callable) -> str:
     return "numpy"
 
 
+@dataclass(eq=False)
 class BlackBox:
     """A function of A [M, K], B [K, N] and its form's epilogue operands that returns A·B [M, N].
 
     The black box counts its calls, and allows at most `max_calls`.
     """
 
-    def __init__(
-        self,
-        fn: Callable,
-        shape: tuple[int, int, int],
-        operand_formats: tuple[Format, Format],
-        framework: str,
-        device: str | None,
-        max_calls: int,
-        form: ProductForm = PLAIN_FORM,
-    ):
-        self.fn, self.shape, self.operand_formats, self.framework, self.device, self.max_calls = (
-            fn,
-            shape,
-            operand_formats,
-            framework,
-            device,
-            max_calls,
-        )
-        self.form = form
-        self.calls = 0
-        self._result_format: Format | None = None
+    fn: Callable
+    shape: tuple[int, int, int]
+    operand_formats: FormatPair
+    framework: str
+    device: str | None
+    max_calls: int
+    form: ProductForm = PLAIN_FORM
+    calls: int = field(default=0, init=False)
+    _result_format: Format | None = field(default=None, init=False)
 
     def __call__(self, a: np.ndarray, b: np.ndarray, epilogue: EpilogueCodes | None = None) -> np.ndarray:
         """Compute codes of A·B.
@@ -212,7 +202,7 @@ class BlackBox:
         Args:
             a: Codes [M, K] in the first operand format.
             b: Codes [K, N] in the second operand format.
-            besides: Epilogue operands. None takes neutral ones.
+            epilogue: Epilogue operands. None takes neutral ones.
 
         Returns:
             Codes [M, N].

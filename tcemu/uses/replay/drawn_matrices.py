@@ -7,6 +7,7 @@ change.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -15,56 +16,57 @@ from tcemu.uses.replay.black_box import EpilogueCodes, FormatPair, ProductForm, 
 
 SPREAD_EXPONENTS = {F16: 5, E4M3: 3, E5M2: 5, BF16: 12, TF32: 12, F32: 12}  # powers of two of the spread data, up and down
 CANCELLING_EXPONENTS = {F16: 4, E4M3: 3, E5M2: 4, BF16: 0, TF32: 0, F32: 0}  # exponents of the cancelling data, whose small results fit f16
+Matrices = tuple[np.ndarray, np.ndarray]  # A [M, K] and B [K, N]
+Draw = Callable[[np.random.Generator, FormatPair, int, int, int], Matrices]
 
 
-def flat(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def flat(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw normal numbers."""
     return rng.standard_normal((m, k)), rng.standard_normal((k, n))
 
 
-def spread(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def spread(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw normal numbers over many orders of magnitude."""
     a, b = flat(rng, fmts, m, n, k)
     one, other = (SPREAD_EXPONENTS[fmt] for fmt in fmts)
     return a * np.exp2(rng.integers(-one, one + 1, (m, k))), b * np.exp2(rng.integers(-other, other + 1, (k, n)))
 
 
-def cancelling(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def cancelling(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw products in pairs far apart whose exact sum is 0.
 
     The result is the sum of the rounding errors, and shows their order in its first bits.
     """
     a, b = flat(rng, fmts, m, n, k)
     places = rng.permutation(k)
-    one, other = places[: k // 2], places[k // 2 : 2 * (k // 2)]
+    return _cancel(fmts, a, b, places[: k // 2], places[k // 2 : 2 * (k // 2)])
+
+
+def _cancel(fmts: FormatPair, a: np.ndarray, b: np.ndarray, one: np.ndarray, other: np.ndarray) -> Matrices:
+    """Make the products at other indices along K the opposites of those at the first ones."""
     a[:, other], b[other] = a[:, one], -b[one]
     return a * 2.0 ** CANCELLING_EXPONENTS[fmts[0]], b * 2.0 ** CANCELLING_EXPONENTS[fmts[1]]
 
 
-def late(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def late(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw cancelling data over some orders of magnitude, whose second half undoes the first half in reverse order."""
     a, b = flat(rng, fmts, m, n, k)
     a = a * np.exp2(rng.integers(-2, 3, (m, k)))
-    half = k // 2
-    a[:, k - half :], b[k - half :] = a[:, :half][:, ::-1], -b[:half][::-1]
-    return a * 2.0 ** CANCELLING_EXPONENTS[fmts[0]], b * 2.0 ** CANCELLING_EXPONENTS[fmts[1]]
+    return _cancel(fmts, a, b, np.arange(k // 2)[::-1], np.arange(k - k // 2, k))
 
 
-def near(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def near(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw cancelling data whose pairs are within blocks of 32.
 
     The sum of each slice then consists of its rounding errors, which show in a short format.
     """
     a, b = flat(rng, fmts, m, n, k)
-    for start in range(0, k, 32):
-        places = start + rng.permutation(min(32, k - start))
-        half = len(places) // 2
-        one, other = places[:half], places[half : 2 * half]
-        a[:, other], b[other] = a[:, one], -b[one]
-    return a * 2.0 ** CANCELLING_EXPONENTS[fmts[0]], b * 2.0 ** CANCELLING_EXPONENTS[fmts[1]]
+    blocks = [start + rng.permutation(min(32, k - start)) for start in range(0, k, 32)]
+    one, other = (np.concatenate([v[half * (len(v) // 2) :][: len(v) // 2] for v in blocks]) for half in (0, 1))
+    return _cancel(fmts, a, b, one, other)
 
 
-def steep(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def steep(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw a large term, its opposite, and between them small terms of all magnitudes down to where a step truncates them."""
     (of_a, reach_a), (of_b, reach_b) = ((7, 16) if fmt != E4M3 else (6, 12) for fmt in fmts)
     a = rng.standard_normal((m, k)) * np.exp2(rng.integers(of_a - reach_a, of_a + 1, (m, k)))
@@ -77,7 +79,7 @@ def steep(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) ->
     return a, b
 
 
-def ties(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def ties(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw a large product at the midpoint of two numbers of a short result, and one-bit terms so small that a step may truncate them."""
     bits = [{F16: 6, E4M3: 4, E5M2: 3}.get(fmt, 5) for fmt in fmts]
     low = [{F16: -11, E4M3: -6, E5M2: -11}.get(fmt, -12) for fmt in fmts]
@@ -89,13 +91,13 @@ def ties(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> 
     return a, b
 
 
-def positive(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def positive(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw numbers from 1 to 2, negative in every other row or column: sums with carries, which a short fraction rounds."""
     signs = np.resize([1.0, -1.0], max(m, n))
     return rng.uniform(1, 2, (m, k)) * signs[:m, None], rng.uniform(1, 2, (k, n)) * (signs[:n] if m == 1 else 1.0)
 
 
-def zeros(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def zeros(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw products that are all -0. Other rows and columns hold the smallest negative products, which vanish in some format on the way."""
     wide = fmts[0] in (F32, TF32, BF16)
     of_a, of_b = (2.0**fmt.min_exponent if wide else 2.0 ** (fmt.min_exponent - fmt.mantissa_bits) for fmt in fmts)
@@ -108,37 +110,31 @@ def zeros(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) ->
     return a, np.repeat(-np.resize(np.roll([*scales, 0.0], rng.integers(5)), n)[None], k, 0)
 
 
-def tiny(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw products near the smallest number of the result's format, or of f32."""
+SIZE_EXPONENTS = {  # kinds of normal numbers: the exponent of their size by format
+    "tiny": {F32: -71, TF32: -71, BF16: -71, F16: -11, E5M2: -11, E4M3: -6},  # near the smallest number of the result's format, or of f32
+    "subnormal": dict.fromkeys(CANCELLING_EXPONENTS, -65),  # products that are subnormal numbers of bf16 and of f32
+    "huge": {F32: 63, TF32: 63, BF16: 63, F16: 9, E5M2: 9, E4M3: 6},  # sums near the largest number of f16, or beyond that of f32
+    "faint": dict.fromkeys(CANCELLING_EXPONENTS, -63),  # products near the smallest normal number of f32
+}
+
+
+def sized(kind: str, rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
+    """Draw normal numbers of a size of `SIZE_EXPONENTS`."""
     a, b = flat(rng, fmts, m, n, k)
-    low = {F32: -71, TF32: -71, BF16: -71, F16: -11, E5M2: -11, E4M3: -6}
-    return a * 2.0 ** low[fmts[0]], b * 2.0 ** low[fmts[1]]
+    return a * 2.0 ** SIZE_EXPONENTS[kind][fmts[0]], b * 2.0 ** SIZE_EXPONENTS[kind][fmts[1]]
 
 
-def subnormal(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw products that are subnormal numbers of bf16 and of f32."""
-    a, b = flat(rng, fmts, m, n, k)
-    return a * 2.0**-65, b * 2.0**-65
-
-
-def huge(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw sums near the largest number of f16, or beyond that of f32."""
-    a, b = flat(rng, fmts, m, n, k)
-    high = {F32: 63, TF32: 63, BF16: 63, F16: 9, E5M2: 9, E4M3: 6}
-    return a * 2.0 ** high[fmts[0]], b * 2.0 ** high[fmts[1]]
-
-
-def window(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw numbers at a few indices along K and zeros elsewhere, so that no other sum hides a difference at these indices."""
-    length = min(k, int(rng.integers(2, 65)))
+def window(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int, most: int = 64, only: Draw | None = None) -> Matrices:
+    """Draw numbers at a few indices along K, at most so many, and zeros elsewhere, so that no other sum hides a difference at these."""
+    length = min(k, int(rng.integers(2, most + 1)))
     start = int(rng.integers(k - length + 1))
     a, b = np.zeros((m, k)), np.zeros((k, n))
-    inner = (cancelling, late, steep, positive, ties, spread)[int(rng.integers(6))]
+    inner = only or (cancelling, late, steep, positive, ties, spread)[int(rng.integers(6))]
     a[:, start : start + length], b[start : start + length] = inner(rng, fmts, m, n, length)
     return a, b
 
 
-def brink(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def brink(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> Matrices:
     """Draw a product one ulp of f32 (2^-149) below the midpoint of two numbers of bf16, and products of a half and of three halves.
 
     The result depends on whether an f32 rounds these before it adds them. 217 · 151 = 2^15 - 1 is the only such product of bf16 numbers.
@@ -150,31 +146,16 @@ def brink(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) ->
     return a, b
 
 
-def faint(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a few products near the smallest normal number of f32, and zeros elsewhere.
-
-    A short result shows whether each product is rounded, and its subnormals flushed, before it is added.
-    """
-    length = min(k, int(rng.integers(2, 9)))
-    start = int(rng.integers(k - length + 1))
-    a, b = np.zeros((m, k)), np.zeros((k, n))
-    inner_a, inner_b = flat(rng, fmts, m, n, length)
-    a[:, start : start + length], b[start : start + length] = inner_a * 2.0**-63, inner_b * 2.0**-63
-    return a, b
-
-
-MATRIX_KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "flat": flat, "spread": spread, "cancelling": cancelling, "late": late, "zeros": zeros, "tiny": tiny, "huge": huge,
-    "near": near, "steep": steep, "ties": ties, "halves": flat, "positive": positive,
-    "subnormal": subnormal, "window": window, "brink": brink, "faint": faint,
-}  # fmt: skip
-KIND_NUMBERS = {  # numbers of the kinds in seeds; recorded words of GPUs depend on them
-    "cancelling": 0, "flat": 1, "huge": 2, "late": 3, "spread": 4, "tiny": 5, "zeros": 6, "near": 7, "steep": 8, "ties": 9, "halves": 10,
-    "positive": 11, "subnormal": 12, "window": 13, "brink": 14, "faint": 15,
+MATRIX_KINDS: dict[str, Draw] = {  # their order is their numbers in seeds, on which recorded words of GPUs depend
+    "cancelling": cancelling, "flat": flat, "huge": partial(sized, "huge"), "late": late, "spread": spread,
+    "tiny": partial(sized, "tiny"), "zeros": zeros, "near": near, "steep": steep, "ties": ties, "halves": flat, "positive": positive,
+    "subnormal": partial(sized, "subnormal"), "window": window, "brink": brink,
+    # a short result shows whether each product is rounded, and its subnormals flushed, before it is added
+    "faint": partial(window, most=8, only=partial(sized, "faint")),
 }  # fmt: skip
 
 
-def draw_matrices(kind: str, seed: int, formats: FormatPair, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+def draw_matrices(kind: str, seed: int, formats: FormatPair, shape: tuple[int, int, int]) -> Matrices:
     """Draw codes of A [M, K] and B [K, N].
 
     Args:
@@ -187,7 +168,7 @@ def draw_matrices(kind: str, seed: int, formats: FormatPair, shape: tuple[int, i
         The codes of A and of B.
     """
     m, n, k = shape
-    rng = np.random.default_rng([seed, m, n, k, KIND_NUMBERS[kind]])
+    rng = np.random.default_rng([seed, m, n, k, list(MATRIX_KINDS).index(kind)])
     a, b = MATRIX_KINDS[kind](rng, formats, m, n, k)
     a, b = round_to_codes(formats[0], np.clip(a, -3e38, 3e38)), round_to_codes(formats[1], np.clip(b, -3e38, 3e38))
     if kind == "halves" and formats == (F32, F32):  # midpoints of two numbers of tf32

@@ -22,6 +22,7 @@ from tcemu.uses.replay.black_box import (
     ProductForm,
     codes_to_float64,
     detect_framework,
+    repeat,
     round_to_codes,
 )
 from tcemu.uses.replay.drawn_matrices import epilogue_kinds
@@ -308,7 +309,7 @@ class OrderSearch:
         (sample,) = self.samples.values()
         m, n, _ = self.black_box.shape
         first = sample.answer[: len(sample.a), : sample.b.shape[1]]
-        same = bool((first[np.arange(m) % len(first)][:, np.arange(n) % first.shape[1]] == sample.answer).all())
+        same = bool((repeat(repeat(first, 0, m), 1, n) == sample.answer).all())
         if not same:
             self.note("outputs", "equal operands, other bits")
         return same
@@ -555,8 +556,8 @@ def probe_fraction_bits(black_box: BlackBox, indices: np.ndarray) -> int | None:
     """Count the bits that a step retains below its max exponent: 2^e - 2^e + 2^(e - d) is 2^(e - d) up to this d, then 0. Makes one call.
 
     Args:
-        box: The black box.
-        places: Indices along K of one instruction, whose first three are in one step.
+        black_box: The black box.
+        indices: Indices along K of one instruction, whose first three are in one step.
 
     Returns:
         The fraction bits, or None if there are fewer indices, or no truncation explains the survivors.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
-from tcemu.uses.replay.black_box import BlackBox, codes_to_float64, round_to_codes
+from tcemu.uses.replay.black_box import BlackBox, codes_to_float64, repeat, round_to_codes
 from tcemu.uses.replay.summation_levels import Level, lost_terms
 
 
@@ -77,7 +77,7 @@ def ask_pairs(black_box: BlackBox, pairs: list[tuple[int, int]], windows: np.nda
     """Ask about pairs and windows in one call.
 
     Args:
-        box: The black box.
+        black_box: The black box.
         pairs: At most as many as A has rows (columns of B without `by_rows`).
         windows: At most as many as B has columns (rows of A), without indices of the pairs.
         by_rows: The pairs are in rows of A, and the windows in columns of B.
@@ -99,15 +99,10 @@ def ask_pairs(black_box: BlackBox, pairs: list[tuple[int, int]], windows: np.nda
     second[:, indices] = other_large
     first, second = round_to_codes(of_pairs, first), round_to_codes(of_windows, second)
     a, b = (first, second.T) if by_rows else (second, first.T)
-    a, b = _repeat(a, m, 0), _repeat(b, n, 1)
+    a, b = repeat(a, 0, m), repeat(b, 1, n)
     counts = count_units(black_box, black_box(a, b), small * other_small)
     counts = (counts if by_rows else counts.T)[: len(pairs), : len(windows)]
     return make_answers(pairs, windows, np.where(counts <= windows.sum(1), counts, -1))
-
-
-def _repeat(x: np.ndarray, count: int, axis: int) -> np.ndarray:
-    """Repeat rows or columns from the first on, in row-major order, as a black box takes them."""
-    return np.ascontiguousarray(x).take(np.arange(count) % x.shape[axis], axis)
 
 
 def draw_pairs(
@@ -134,7 +129,7 @@ def draw_pairs(
 
 
 def find_distinguishing_pairs(rng: np.random.Generator, trees: list[list[Level]], usable: int, limit: int) -> list[tuple[int, int]]:
-    """Find pairs for which the first order and another one lose different terms: at most 16 and `most`, none if no such pair occurred."""
+    """Find pairs for which the first order and another one lose different terms: at most 16 and `limit`, none if no such pair occurred."""
     found: list[tuple[int, int]] = []
     for other in trees[1:5]:
         for _ in range(PAIR_TRIES):
@@ -163,10 +158,8 @@ def count_dropped(black_box: BlackBox) -> int | None:
     tail = min(k, 128, max_window_terms(black_box))
     of_a, of_b = (2.0 ** TERM_SIZES[fmt].small for fmt in black_box.operand_formats)
     ends = np.where(np.arange(k) < k - tail, 0, of_b)[None]
-    a, b = (
-        _repeat(round_to_codes(black_box.operand_formats[0], np.full((1, k), of_a)), m, 0),
-        _repeat(round_to_codes(black_box.operand_formats[1], ends).T, n, 1),
-    )
+    a, b = (round_to_codes(fmt, x) for fmt, x in zip(black_box.operand_formats, (np.full((1, k), of_a), ends), strict=True))
+    a, b = repeat(a, 0, m), repeat(b.T, 1, n)
     counts = np.unique(count_units(black_box, black_box(a, b), of_a * of_b))
     if len(counts) != 1 or counts[0] < 0 or not 0 <= tail - counts[0] < k:
         return None

@@ -32,7 +32,7 @@ from tcemu.operations.products.library.kernel_sums import (
     slices_as_data,
     static_unit,
 )
-from tcemu.uses.replay.black_box import DTYPES, PLAIN_FORM, BlackBox, EpilogueCodes, ProductForm
+from tcemu.uses.replay.black_box import DTYPES, PLAIN_FORM, BlackBox, EpilogueCodes, FormatPair, ProductForm, repeat
 from tcemu.uses.replay.drawn_matrices import draw_epilogue, draw_matrices
 
 MAX_ROWS = 48  # distinct rows of A and columns of B per comparison; other rows and columns repeat these, so that every output is compared
@@ -45,23 +45,11 @@ DISTINGUISHING_KINDS = ("window", "zeros", "window", "brink", "window", "subnorm
 LAST_TRIES = 12  # further draws, of the kind "faint", where f32 cannot represent every product
 
 
-class SampleRequest(NamedTuple):
-    """The arguments of a sample: shape, formats and form, and the kinds and seed of the draws."""
-
-    shape: tuple[int, int, int]
-    operand_formats: tuple[Format, Format]
-    form: ProductForm
-    kind: str
-    seed: int
-    epilogue_kind: str | None = None  # None: neutral scales and bias
-    max_rows: int = MAX_ROWS
-
-
 class Sample(NamedTuple):
     """One call on drawn operands."""
 
     kind: str
-    operand_formats: tuple[Format, Format]
+    operand_formats: FormatPair
     a: np.ndarray  # codes of the distinct rows
     b: np.ndarray  # codes of the distinct columns
     answer: np.ndarray  # codes of all outputs, [M, N]
@@ -69,19 +57,39 @@ class Sample(NamedTuple):
     epilogue: EpilogueCodes = EpilogueCodes()  # for the distinct rows and columns
 
 
-def draw_sample(request: SampleRequest, reference_recipe: KernelRecipe | None = None) -> Sample:
-    """Draw a sample without an answer. Scales and biases are drawn for the totals of `reference_recipe`."""
-    m, n, k = request.shape
-    size = min(m, request.max_rows), min(n, request.max_rows)
-    a, b = draw_matrices(request.kind, request.seed, request.operand_formats, (*size, k))
-    plain = Sample(request.kind, request.operand_formats, a, b, np.zeros((0, 0)), request.form)
-    if request.form.is_plain:
+def draw_sample(
+    shape: tuple[int, int, int],
+    operand_formats: FormatPair,
+    form: ProductForm,
+    kind: str,
+    seed: int,
+    epilogue_kind: str | None = None,
+    reference_recipe: KernelRecipe | None = None,
+    max_rows: int = MAX_ROWS,
+) -> Sample:
+    """Draw a sample without an answer.
+
+    Args:
+        shape: M, N and K.
+        operand_formats: Formats of A and B.
+        form: What the product takes besides A and B.
+        kind: Kind of the draws of A and B.
+        seed: Seed of all draws.
+        epilogue_kind: Kind of the draws of scales and bias, for the totals of `reference_recipe`. None: neutral scales and bias.
+        reference_recipe: See `epilogue_kind`.
+        max_rows: Largest number of distinct rows and columns.
+    """
+    m, n, k = shape
+    size = min(m, max_rows), min(n, max_rows)
+    a, b = draw_matrices(kind, seed, operand_formats, (*size, k))
+    plain = Sample(kind, operand_formats, a, b, np.zeros((0, 0)), form)
+    if form.is_plain:
         return plain
-    if request.epilogue_kind is None:
-        return plain._replace(epilogue=request.form.neutral_epilogue(*size))
+    if epilogue_kind is None:
+        return plain._replace(epilogue=form.neutral_epilogue(*size))
     assert reference_recipe is not None
     totals = RecipeResults(plain).totals(reference_recipe).view(np.float32).astype(np.float64)
-    return plain._replace(epilogue=draw_epilogue(request.form, request.epilogue_kind, request.seed, totals))
+    return plain._replace(epilogue=draw_epilogue(form, epilogue_kind, seed, totals))
 
 
 def answer_sample(black_box: BlackBox, sample: Sample) -> Sample:
@@ -92,17 +100,15 @@ def answer_sample(black_box: BlackBox, sample: Sample) -> Sample:
 
 def repeat_operands(sample: Sample, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Repeat the rows of A and the columns of B up to m and n, in row-major order."""
-    return sample.a.take(np.arange(m) % len(sample.a), axis=0), sample.b.take(np.arange(n) % sample.b.shape[1], axis=1)
+    return repeat(sample.a, 0, m), repeat(sample.b, 1, n)
 
 
 def ask_sample(
     black_box: BlackBox, kind: str, seed: int, epilogue_kind: str | None = None, reference_recipe: KernelRecipe | None = None
 ) -> Sample:
     """Draw a sample and call the black box on it; see `draw_sample`."""
-    return answer_sample(
-        black_box,
-        draw_sample(SampleRequest(black_box.shape, black_box.operand_formats, black_box.form, kind, seed, epilogue_kind), reference_recipe),
-    )
+    form = black_box.shape, black_box.operand_formats, black_box.form
+    return answer_sample(black_box, draw_sample(*form, kind, seed, epilogue_kind, reference_recipe))
 
 
 def find_distinguishing_sample(
@@ -112,11 +118,9 @@ def find_distinguishing_sample(
     kinds = [DISTINGUISHING_KINDS[number % len(DISTINGUISHING_KINDS)] for number in range(SAMPLE_TRIES)]
     if black_box.operand_formats[0] in (F32, BF16):
         kinds += ["faint"] * LAST_TRIES
+    form = black_box.shape, black_box.operand_formats, black_box.form
     for number, kind in enumerate(kinds):
-        kind_of_epilogue = hows[number % len(hows)]
-        sample = draw_sample(
-            SampleRequest(black_box.shape, black_box.operand_formats, black_box.form, kind, seed + number, kind_of_epilogue), recipes[0]
-        )
+        sample = draw_sample(*form, kind, seed + number, hows[number % len(hows)], recipes[0])
         computed = RecipeResults(sample)
         first = computed.result_codes(recipes[0])
         if any(count_unequal_codes(other.dtype, computed.result_codes(other), first) for other in recipes[1:3]):
@@ -253,7 +257,7 @@ def select_matching(recipes: Sequence[KernelRecipe], sample: Sample, *, signs: b
 
 def _count_sample_mismatches(recipe: KernelRecipe, codes: np.ndarray, sample: Sample, *, signs: bool = True) -> int:
     m, n = sample.answer.shape
-    return count_unequal_codes(recipe.dtype, codes[np.arange(m) % len(codes)][:, np.arange(n) % codes.shape[1]], sample.answer, signs=signs)
+    return count_unequal_codes(recipe.dtype, repeat(repeat(codes, 0, m), 1, n), sample.answer, signs=signs)
 
 
 def count_unequal_codes(fmt: Format, x: np.ndarray, y: np.ndarray, *, signs: bool = True) -> int:

@@ -37,8 +37,9 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
     tensor_core,
 )
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
-from tcemu.operations.products.library.kernel_matmul import Floats, KernelOperands, matmul_with_kernel
+from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+from tcemu.operations.products.recipe_kinds import ProductOperands
 from tcemu.uses.replay.kernel_choices import STAGE_TILES, ChoiceTree
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
@@ -418,7 +419,7 @@ def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats
         bias = None
     if choice.product.addend == "columns" and bias is not None:
         bias = bias.reshape(-1)
-    return matmul_with_kernel(recipe, KernelOperands(a, b, bias, None, None), a.dtype).reshape(outputs)
+    return matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype).reshape(outputs)
 
 
 def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Array, Array, KernelRecipe]:

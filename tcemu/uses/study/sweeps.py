@@ -320,15 +320,13 @@ class Sweep(SavedResult):
         cells, number = [], 0
         shown = [name for name in ("target", "evidence") if name in self.fact_columns]
         for values, rows in self._rows_by_point():
-            errors = [[row[len(values) + 1 + i] for row in rows] for i in range(len(self.measures) + 1)]
-            cells.append([*map(str, values), *(f"{fmean(one):.3g}" for one in errors[:-1]), str(sum(errors[-1]))])
-            cells[-1][len(values) + 1 : len(values) + 1] = [f"{stdev(errors[0]):.1g}"] if several else []
+            *errors, not_finite = zip(*(row[len(values) + 1 :] for row in rows), strict=True)
+            means, spread = [f"{fmean(one):.3g}" for one in errors], [f"{stdev(one):.1g}" for one in errors[:several]]
             facts = dict(zip(self.fact_columns, self._row_facts(number), strict=True))
-            cells[-1][len(values) : len(values)] = [facts[name] or "-" for name in shown]
+            known = [facts[name] or "-" for name in shown]
+            cells.append([*map(str, values), *known, *means[:1], *spread, *means[1:], str(sum(not_finite))])
             number += len(rows)
-        heads = [*self.axes, *self.measures, "not finite"]
-        heads[len(self.axes) + 1 : len(self.axes) + 1] = ["deviation"] if several else []
-        heads[len(self.axes) : len(self.axes)] = shown
+        heads = [*self.axes, *shown, *self.measures[:1], *["deviation"] * several, *self.measures[1:], "not finite"]
         if all(row[-1] == "0" for row in cells):
             heads, cells = heads[:-1], [row[:-1] for row in cells]
         lines = table_lines([head.replace("_", " ") for head in heads], cells, left=tuple(range(len(self.axes) + len(shown))))
@@ -355,25 +353,24 @@ class Sweep(SavedResult):
             )
         numeric = [name for name, values in self.axes.items() if sum(_is_number(value) for value in values) > 1]
         axis = axis or (numeric[0] if numeric else None)
-        series: dict[str, list[tuple[float, float, float, float]]] = {}
+        series: dict[str, list[tuple[float, Sequence[float]]]] = {}
         place, names = self.column_names.index(measure), list(self.axes)
-        marks: dict[str, float] = {}
-        spans: dict[str, tuple[float, float]] = {}
+        marks: dict[str, Sequence[float]] = {}
         for values, rows in self._rows_by_point():
             errors = [row[place] for row in rows]
             others = ", ".join(_axis_text(name, value) for name, value in zip(names, values, strict=True) if name != axis)
             x = None if axis is None else values[names.index(axis)]
             if x is not None and _is_number(x):
-                series.setdefault(others, []).append((x, fmean(errors), min(errors), max(errors)))
+                series.setdefault(others, []).append((x, errors))
             elif axis is None:
-                marks[others], spans[others] = fmean(errors), (min(errors), max(errors))
+                marks[others] = errors
         shown, several = measure.replace("_", " "), len(self.seeds) > 1
         note = self._plot_note(measure, "bars" if axis is None else "bands")
         over = ", ".join(name.replace("_", " ") for name in ([axis] if axis else self.axes))
         title = f"{shown[0].upper()}{shown[1:]} over {over}" + (f", {len(self.seeds)} seeds" if several else "")
         if axis is not None:
             return line_plot(series, title=title, x_label=axis.replace("_", " "), y_label=shown, note=note)
-        return dot_plot(list(marks), {shown: marks}, title=title, label=shown, note=note, spans={shown: spans} if several else {})
+        return dot_plot({shown: marks}, title=title, label=shown, note=note)
 
     def _plot_note(self, measure: str, spread: str) -> str:
         """Say what the picture's figures are: the definition, the spread over seeds, the GPUs with their evidence, and the operands."""

@@ -163,21 +163,30 @@ def number(op, target, a, b, c):
     return decode(op.d.name, int(word))
 
 
-@pytest.mark.parametrize(
-    ("target", "op", "want"),
-    [
-        ("sm_70", mma("m8n8k4", "f32", "f16"), 0),
-        ("sm_75", mma("m16n8k8", "f32", "f16"), -0.5),
-        *((target, mma(shape, "f32", type_), -0.5) for target in ("sm_80", "sm_86", "sm_89")
-          for shape, type_ in (("m16n8k16", "f16"), ("m16n8k8", "bf16"), ("m16n8k4", "tf32"))),
-        ("sm_89", mma("m16n8k32", "f32", "e5m2"), 0),
-        *((target, mma("m16n8k16", "f32", "f16"), -0.75) for target in ("sm_90", "sm_100", "sm_103a", "sm_110", "sm_120", "sm_121a")),
-        ("sm_90a", "wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e5m2", 0),
-        ("sm_120a", mma("m16n8k32", "f32", "e5m2"), -0.75),
-    ],
-)  # fmt: skip
-def test_cancellation_of_equation_10(target, op, want):
+EQUATION_10 = [
+    ("sm_70", mma("m8n8k4", "f32", "f16"), 0),
+    ("sm_75", mma("m16n8k8", "f32", "f16"), -0.5),
+    ("sm_80", mma("m16n8k16", "f32", "f16"), -0.5),
+    ("sm_86", mma("m16n8k8", "f32", "bf16"), -0.5),
+    ("sm_89", mma("m16n8k4", "f32", "tf32"), -0.5),
+    ("sm_89", mma("m16n8k32", "f32", "e5m2"), 0),
+    ("sm_90", mma("m16n8k16", "f32", "f16"), -0.75),
+    ("sm_90a", "wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e5m2", 0),
+    ("sm_120a", mma("m16n8k32", "f32", "e5m2"), -0.75),
+]
+GENERATIONS = len(EQUATION_10)  # one of each generation and step; GPUs with equal rows follow
+EQUATION_10 += [
+    (target, mma(shape, "f32", type_), -0.5)
+    for target in ("sm_80", "sm_86", "sm_89")
+    for shape, type_ in (("m16n8k16", "f16"), ("m16n8k8", "bf16"), ("m16n8k4", "tf32"))
+]
+EQUATION_10 += [(target, mma("m16n8k16", "f32", "f16"), -0.75) for target in ("sm_100", "sm_103a", "sm_110", "sm_120", "sm_121a")]
+
+
+@pytest.mark.parametrize("case", sample_cases(EQUATION_10, EQUATION_10[:GENERATIONS], lambda case: f"{case[0]} {case[1]}"))
+def test_cancellation_of_equation_10(case):
     """arXiv 2511.10909 v2, table 8: exactly -0.875, and each generation keeps a number of bits of its own."""
+    target, op, want = case
     assert number(op, target, *EQ10) == Fraction(want)
 
 

@@ -35,9 +35,9 @@ def call(op, given, target):
     return np.asarray((tcemu.mma_sp if op.sparse else tcemu.mma)(op, **given, target=target))
 
 
-@pytest.mark.parametrize("case", sample_cases(product(FORMS, ("sm_120a", "sm_121a"), ("auto", "portable")), 3, " ".join))
+@pytest.mark.parametrize("case", sample_cases(product(FORMS, ("sm_120a", "sm_121a"), ("auto", "portable")), 5, " ".join))
 def test_e2m1_in_a_byte_is_e2m3_of_its_low_six_bits(case):
-    """The usual run has each form, each target and each way, and most pairs."""
+    """The usual run has each target and each way."""
     form, target, execution = case
     for a, b in (("e2m1", "e2m1"), ("e2m1", "e3m2"), ("e2m3", "e2m1")):
         op = tcemu.parse(form.format(a, b))
@@ -61,6 +61,7 @@ def test_other_padding_is_ignored(name):
     assert (call(op, given, "sm_120a") == call(op, clean, "sm_120a")).all()
 
 
+@pytest.mark.full
 def test_e2m1_and_e2m3_have_the_same_values_with_padding_of_zeros():
     codes = np.arange(16, dtype=np.uint8)
     assert (np.asarray(to_float(E2M1, codes)) == np.asarray(to_float(E2M3, codes << 2))).all()

@@ -25,7 +25,7 @@ def multiply(target):
     return lambda op, *registers, **sparse: (tcemu.mma_sp if op.sparse else tcemu.mma)(op, *registers, **sparse, target=target)
 
 
-@pytest.mark.parametrize("case_and_gpu", sample_cases(ON_CARDS, [*CLAMPED, *ON_CARDS[::31]], name_form))
+@pytest.mark.parametrize("case_and_gpu", sample_cases(ON_CARDS, [*CLAMPED[::3], *ON_CARDS[::62]], name_form))
 def test_every_form_has_the_digest_of_the_card(case_and_gpu):
     case, gpu = case_and_gpu
     assert digests.form_digest(case, multiply(digests.TARGETS[gpu]))[0] == case["digest"]
@@ -36,7 +36,7 @@ def test_there_are_369_digests_of_forms():
     assert len(BLOCKS) == 27 and len(LOADS) == 12
 
 
-@pytest.mark.parametrize("case", sample_cases(BLOCKS, 3, lambda case: f"{case['op'][9:]} {case.get('selector_a', '')}"))
+@pytest.mark.parametrize("case", sample_cases(BLOCKS, 6, lambda case: f"{case['op'][9:]} {case.get('selector_a', '')}"))
 def test_narrow_and_scaled_products_have_the_digest_of_the_card(case):
     """Codes of any bits: 9 of the 27 have e2m1 in bytes whose padding is not zero."""
     op = tcemu.parse(case["op"])

@@ -71,7 +71,7 @@ def compare(spelling, outputs, seed=0):
 FLOATING = [s for s in SPELLINGS if ".f64." not in s and ".s32." not in s]
 
 
-@pytest.mark.parametrize("spelling", sample_cases(SPELLINGS, 8))
+@pytest.mark.parametrize("spelling", sample_cases(SPELLINGS, 24))
 def test_dot_is_the_reference(spelling):
     wrong, size = compare(spelling, 1_000)
     assert size >= 1_000 and wrong == []
@@ -234,7 +234,7 @@ def fma_agrees(name, mode, a, b, c):
     np.testing.assert_array_equal(total, np.array([reference.add(x, z, name, mode) for x, _, z in triples], got.dtype))
 
 
-@pytest.mark.parametrize("case", sample_cases(product(("f32", "f64"), ("RN", "RZ", "RM", "RP")), (("f32", "RN"), ("f64", "RM")), "-".join))
+@pytest.mark.parametrize("case", sample_cases(product(("f32", "f64"), ("RN", "RZ", "RM", "RP")), (("f64", "RM"),), "-".join))
 def test_fma_and_add(case):
     name, mode = case
     rng = np.random.default_rng(8)

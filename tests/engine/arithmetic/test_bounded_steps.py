@@ -118,7 +118,7 @@ def compare(monkeypatch, name):
     return wrong, seen
 
 
-@pytest.mark.parametrize("name", sample_cases(MODELS, ("e4m3",)))
+@pytest.mark.parametrize("name", sample_cases(MODELS, ()))  # the usual run has the lattice of a step
 def test_the_words_are_those_of_the_reference(monkeypatch, name):
     """Every kind of operands; those of wide formats are bounded just up to the bounds."""
     wrong, seen = compare(monkeypatch, name)

@@ -24,7 +24,9 @@ CASES += [(DENSE, 32, "s8", "u8"), (DENSE, 32, "u8", "s8"), (DENSE, 64, "u4", "s
 STEPS = {"s8": 16, "u8": 16, "s4": 32, "u4": 32}
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize(
+    "target", sample_cases(["sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90a", "sm_100a", "sm_120a"], ["sm_86", "sm_89", "sm_90a"])
+)
 @pytest.mark.parametrize(("form", "k", "a", "b"), CASES[:4])
 def test_a_sum_that_leaves_s32_midway(form, k, a, b, target):
     """C is the largest s32; 1 is the first stored product, -1 the first of the second half."""
@@ -124,7 +126,7 @@ def test_fuzzing_reaches_and_tells_the_clamps():
 FOUND = [(S8, "sm_86", 16), (S8, "sm_90a", None), (SPARSE.format(128, "s4", "s4"), "sm_89", 32)]
 
 
-@pytest.mark.parametrize("case", sample_cases(FOUND, FOUND[:2], lambda case: f"{case[1]} {case[2]}"))
+@pytest.mark.parametrize("case", sample_cases(FOUND, FOUND[:1], lambda case: f"{case[1]} {case[2]}"))
 def test_the_step_is_found_from_a_black_box(case):
     op, target, step = case
     found = fuzz.infer_model(op, target, cases=64)

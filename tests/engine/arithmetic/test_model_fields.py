@@ -101,7 +101,7 @@ def test_a_traced_result_in_f16_or_f64_is_nan_too():
     assert dot(0)[0, 0].tolist() == [0, 0x40100000]
 
 
-@pytest.mark.parametrize("dtype", sample_cases([np.uint8, np.uint16, np.uint32, np.int8, np.int64], [np.uint8, np.int64]))
+@pytest.mark.parametrize("dtype", sample_cases([np.uint8, np.uint16, np.uint32, np.int8, np.int64], [np.int64]))
 def test_every_integer_dtype_means_its_value(dtype):
     assert float(ones(Model(F32, fraction_bits=dtype(25)))[0, 0]) == 64
     swept = jax.vmap(lambda bits: ones(Model(F32, fraction_bits=bits)))

@@ -15,13 +15,9 @@ from support.ptx_scalars import FLOAT_EDGES, draw
 
 from tcemu.engine.arithmetic import special_functions
 from tcemu.engine.arithmetic.special_function_tables import TANH
-from tcemu.engine.arithmetic.special_functions import DIVISIONS, UNARY, multiply_f32
+from tcemu.engine.arithmetic.special_functions import DIVISIONS, NARROW, UNARY, multiply_f32
 
 BY_PROGRAM = "rsqrt.approx.f64"  # a program of the assembler: tests/kernels/ptx
-NARROW = {
-    ("ex2", "f16"): special_functions.ex2_f16, ("ex2", "bf16"): special_functions.ex2_bf16,
-    ("tanh", "f16"): special_functions.tanh_f16, ("tanh", "bf16"): special_functions.tanh_bf16,
-}  # fmt: skip
 FORMS = [(name, flush) for name in UNARY for flush in (False, True)]
 DIVISION_FORMS = [(name, flush) for name in DIVISIONS for flush in (False, True)]
 NAN, INFINITY, NEGATIVE_INFINITY, ZERO, NEGATIVE_ZERO = 0x7FFFFFFF, 0x7F800000, 0xFF800000, 0, 0x80000000

@@ -1,5 +1,7 @@
 """Steps of FP8 by a tensor core's own steps of bf16, as tcemu computes both: the reasoning of `anchored` without the text of a kernel."""
 
+from collections import Counter
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -53,15 +55,18 @@ def random_codes(name: str, terms: int) -> Lattice:
     return Lattice(draw(8, 64, terms), draw(8, terms, 64), c, None)
 
 
-@pytest.mark.parametrize("target", ["A100", "H100"])
-@pytest.mark.parametrize(("name", "terms"), [("e4m3", 32), ("e5m2", 32), ("e4m3", 16)])
-def test_a_tensor_core_truncates_products_of_fp8(name, terms, target):
+@pytest.mark.parametrize(
+    ("name", "terms"), [("e4m3", 32), *(pytest.param(*case, marks=pytest.mark.full) for case in (("e5m2", 32), ("e4m3", 16)))]
+)
+def test_a_tensor_core_truncates_products_of_fp8(name, terms):
     """Every exponent of A, B and C against every other, cancelled and not; then codes as they come."""
     arithmetic = arithmetics()[f"{name} in steps of {terms} by 13"]
     arithmetic = arithmetic._replace(spec=arithmetic.spec._replace(k=terms))
-    words = differ = 0
+    words, differ = Counter(), Counter()
     for lattice in (LatticeBuilder(arithmetic, 1, instructions=1).spread(1, 64, 300), random_codes(name, terms)):
-        code, computed = step_by_tensor_core(target, name, lattice.a, lattice.b, lattice.c)
-        words += computed.sum()
-        differ += (computed & (code != expected(arithmetic, lattice))).sum()
-    assert (differ, words > 100_000) == (0, True), f"{differ} of {words} words differ"
+        wanted = expected(arithmetic, lattice)
+        for target in ("A100", "H100"):
+            code, computed = step_by_tensor_core(target, name, lattice.a, lattice.b, lattice.c)
+            words[target] += int(computed.sum())
+            differ[target] += int((computed & (code != wanted)).sum())
+    assert set(differ.values()) == {0} and min(words.values()) > 100_000, f"{differ} of {words} words differ"

@@ -88,7 +88,7 @@ def test_tiles_are_the_portable_backend(name):
 
 
 @compiled_here
-@pytest.mark.parametrize("capability", ["80", "120"])
+@pytest.mark.parametrize("capability", ["120", pytest.param("80", marks=pytest.mark.full)])
 def test_products_of_gpus_whose_own_steps_are_not_verified(monkeypatch, capability):
     """They are added one by one."""
     monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", capability, "", 132))
@@ -101,7 +101,7 @@ def test_products_of_gpus_whose_own_steps_are_not_verified(monkeypatch, capabili
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(SUPPORTED, ["f16"]))
+@pytest.mark.parametrize("name", sample_cases(SUPPORTED, []))  # the usual run has the lattice of a step
 def test_the_integer_kernel_is_the_portable_backend(name):
     for raw in (False, True):
         check("integer", CASES[name][0], signature(name), raw, case_codes(name, raw, 40, 20, 2 * signature(name).k))
@@ -379,16 +379,14 @@ def test_the_blocks_of_a_multiprocessor_share_its_memory(name, most):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(TILED, ["bf16"]))
+@pytest.mark.parametrize("name", TILED)
 def test_small_products_have_small_tiles(monkeypatch, name):
-    """And the bits of the portable backend."""
+    """Their bits: test_step_lattice.py."""
     monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", "90", "", 132))
     kernels = cuda.find_matrix_kernels(CASES[name][0], signature(name))
     with cuda_on_cpu.kernels_on_cpu():
         small, large = (cuda._tiles(kernels, batch, 512, 512) for batch in (1, 64))
     assert (small.lines < large.lines) == (not kernels.numbers.summed)
-    for raw in (False, True):
-        check("tile", CASES[name][0], signature(name), raw, case_codes(name, raw, 70, 40, 3 * signature(name).k))
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ from tcemu.engine.backends.cuda import matrix_kernels as cuda
 from tcemu.engine.backends.cuda import register_kernel as warp
 from tcemu.engine.backends.cuda import xla_launch as launch
 from tcemu.engine.backends.cuda.cuda_programs import find_instruction_kernel
-from tcemu.engine.instructions import kernel_operands as warps
+from tcemu.engine.instructions import register_products as warps
 from tcemu.engine.isa.targets import TARGETS
 from tcemu.engine.layouts.fragment_layouts import Fragment, Layout
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, convert
@@ -154,7 +154,7 @@ ORDERS = {  # spelling, and a model in place of its own
 @compiled_here
 @pytest.mark.parametrize(
     "name",
-    sample_cases(list(ORDERS), ["f32 steps, D in f16", "short steps of two groups, a short last chain", "sparse, a short last step"]),
+    sample_cases(list(ORDERS), ["sparse, a short last step"]),
 )
 def test_every_order_of_steps(name, emulated):
     spelling, model = ORDERS[name]
@@ -178,7 +178,7 @@ def check_matrices(model, sig, batch, m, n):
 
 
 @compiled_here
-@pytest.mark.parametrize("size", sample_cases([(16, 8), (8, 8), (4, 16), (32, 8)], [(16, 8), (4, 16)], str))
+@pytest.mark.parametrize("size", sample_cases([(16, 8), (8, 8), (4, 16), (32, 8)], [(4, 16)], str))
 @pytest.mark.parametrize("name", sample_cases(("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"), ["tf32"]))
 def test_small_matrices(name, size):
     if name == "few bits" and size == (4, 16):
@@ -197,7 +197,7 @@ ALONE = [name for name in CASES if signature(name).scale is None and step_number
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(ALONE, ["fewer bits in an f64"]))
+@pytest.mark.parametrize("name", sample_cases(ALONE, []))
 def test_subnormal_accumulators_alone(name):
     """Every product is zero, so that they are what terms are aligned to."""
     model, sig, rng = CASES[name][0], signature(name), np.random.default_rng(6)
@@ -236,7 +236,7 @@ RANGES = {  # model, formats of A and B
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(list(RANGES), ["bf16"]))
+@pytest.mark.parametrize("name", sample_cases(list(RANGES), []))
 def test_every_range_of_exponents(name, batch=192):
     (model, a, b), rng, k = RANGES[name], np.random.default_rng(4), 16
     sig = ProductSpec(a, b, model.result, model.result, k)
@@ -340,9 +340,9 @@ def test_what_is_traced_or_not_fused_has_none():
         assert warp_kernel(tcemu.parse(spelling), "sm_90") is None
 
 
-@pytest.mark.parametrize("stride", sample_cases([5, 1], [5]))
+@pytest.mark.parametrize("stride", sample_cases([25, 1], [25]))
 def test_every_instruction_whose_steps_have_numbers_has_a_kernel(stride):
-    """The usual run asks for one instruction of five, of each family."""
+    """The usual run asks for one instruction of 25, of each family."""
     for target in ("sm_70", "sm_90a", "sm_120a"):
         for family in ("mma", "mma.sp", "wgmma", "wgmma.sp"):
             for op in tcemu.isa.instructions(target, family=family)[::stride]:

@@ -11,7 +11,6 @@ from support.llvm_products import (
     draw_operands,
     multiply_by_kernel,
     multiply_portably,
-    older_target,
 )
 from support.sampling import sample_cases
 from support.systems import skip_file
@@ -86,8 +85,7 @@ def test_other_models(case):
 
 @pytest.mark.parametrize("name", sample_cases((NVFP4, MXFP4, F16, CHAINED, ROUNDED_AGAIN), [NVFP4]))
 def test_older_cpus(name):
-    for target in (older_target(), machine_code.host_target().without("avx512vnni")):
-        assert_same(arithmetics()[name], "mixed", target=target)
+    assert_same(arithmetics()[name], "mixed", target=machine_code.host_target().without("avx512vnni"))
 
 
 @pytest.mark.parametrize("shape", sample_cases([(1, 1), (16, 8), (64, 128), (65, 129), (3, 300)], [(3, 300)], ids=str))

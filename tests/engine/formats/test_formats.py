@@ -112,9 +112,9 @@ def test_every_code_by_its_fields(name):
     fmt = FORMATS[name]
     codes = jnp.arange(1 << min(fmt.bits, 16), dtype=jnp.uint32)
     codes = jnp.concatenate([codes, codes | 1 << fmt.bits if fmt.bits < 16 else codes]).astype(fmt.dtype)
-    wanted = encode(F32, decode(fmt, codes))
-    assert (convert(fmt, F32, codes) == wanted).all() and len(np.unique(wanted)) > min(fmt.bits, 8)
-    assert (convert(fmt, F32, codes, saturate=True) == encode(F32, decode(fmt, codes), overflow="saturate")).all()
+    for saturate, end in ((False, "ieee"), (True, "saturate")):
+        wanted = np.asarray(jax.jit(lambda codes, end=end: encode(F32, decode(fmt, codes), overflow=end))(codes))
+        assert (np.asarray(convert(fmt, F32, codes, saturate=saturate)) == wanted).all() and len(np.unique(wanted)) > min(fmt.bits, 8)
 
 
 @pytest.mark.parametrize("name", sample_cases(SMALL, 2))
@@ -193,7 +193,7 @@ def test_round_to_is_there_and_back(name, dtype):
 def test_a_traced_rounding_is_the_named_one():
     codes = np.concatenate([operands.codes("f32", kind, (300,), np.random.default_rng(4)) for kind in operands.CLASSES])
     key = jax.random.key(1)
-    for name in ("e4m3", "f16", "ue8m0", "s8"):
+    for name in ("e4m3", "s8"):
         swept = jax.jit(jax.vmap(lambda mode, name=name: convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key)))(jnp.arange(5))
         in_each = lambda codes, name=name: [convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key) for mode in formats.ROUNDINGS]
         for mode, got, want in zip(formats.ROUNDINGS, swept, jax.jit(in_each)(codes), strict=True):

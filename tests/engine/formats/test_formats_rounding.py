@@ -85,7 +85,7 @@ def test_every_half_to_nearest_by_ml_dtypes(source, target):
     assert (np.asarray(from_float(FORMATS[target], x))[number] == want[number]).all()
 
 
-ALTERNATELY = FROM_HALVES[0:8:2] + FROM_HALVES[8:9] + FROM_HALVES[9::2]  # each target in every run
+ALTERNATELY = FROM_HALVES[0:9:4] + FROM_HALVES[11::4]
 
 
 @pytest.mark.parametrize("case", sample_cases(FROM_HALVES, ALTERNATELY, "-".join))
@@ -185,7 +185,7 @@ def test_the_short_way_from_f32_is_the_long_one(fmt):
     lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     words = jnp.asarray((np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | lower).ravel())
     for saturate in (False, True):
-        long_way = encode(fmt, decode(F32, words), overflow="saturate" if saturate else "ieee")
+        long_way = jax.jit(lambda words, end=("ieee", "saturate")[saturate]: encode(fmt, decode(F32, words), overflow=end))(words)
         chex.assert_trees_all_equal(convert(F32, fmt, words, saturate=saturate), long_way)
 
 

@@ -74,13 +74,14 @@ def test_the_chance_is_exact_to_the_last_dropped_bit(case):
     one = reference.encode(source, Fraction(1))
     low, high = Fraction(1), reference.decode(target, reference.encode(target, Fraction(1)) + 1)
     rng = np.random.default_rng(1)
+    encoded = jax.jit(lambda code, random: formats.encode(FORMATS[target], formats.decode(FORMATS[source], code), "SR", random=random))
     for rest in [*rng.integers(1, 1 << wide.fraction - spec.fraction, 20).tolist(), (1 << wide.fraction - spec.fraction) - 1]:
         code = np.array([one + rest] * 2, operands.storage_dtype(source))
         chance = (reference.decode(source, one + rest) - low) / (high - low)
         cut = chance * (1 << 32)
         cut = cut.numerator // cut.denominator
-        number = formats.decode(FORMATS[source], operands.two_words(code) if source == "f64" else code)
-        found = np.asarray(formats.encode(FORMATS[target], number, "SR", random=jnp.array([cut - 1, cut], jnp.uint32))).tolist()
+        given = operands.two_words(code) if source == "f64" else code
+        found = np.asarray(encoded(given, np.array([cut - 1, cut], np.uint32))).tolist()
         assert found == [reference.encode(target, high), reference.encode(target, low)], f"rest {rest:#x}"
 
 

@@ -20,7 +20,7 @@ from tcemu.formats import E2M1, E4M3, F32, UE4M3, UE8M0, from_float
 TARGET = "sm_120a"
 OPS = [op for op in tcemu.isa.instructions(TARGET) if getattr(op, "scaling", None)]
 KINDS = sorted({(op.family, op.kind, op.scaling.count, op.scaling.format.name) for op in OPS})
-USUAL_KINDS = (("mma", "mxf4nvf4", 2, "ue8m0"), ("mma.sp", "mxf4", 2, "ue8m0"))  # of every run
+USUAL_KINDS = (("mma.sp", "mxf4", 2, "ue8m0"),)  # of every run
 ONE = {"ue8m0": 127, "ue4m3": 0x38}
 SCALE_CLASSES = ("near one", "sweep", "any", "edges")
 
@@ -179,7 +179,7 @@ def test_scale_and_value_are_not_interchangeable():
     assert value(34, 0, 1) == Fraction(1, 4)  # a group of zeros has no say
 
 
-@pytest.mark.parametrize("scale", ["ue8m0", "ue4m3"])
+@pytest.mark.parametrize("scale", ["ue4m3", pytest.param("ue8m0", marks=pytest.mark.full)])
 def test_twins_of_equal_scaled_products_part_where_the_reference_says(scale):
     """Random twins: the elements doubled and the scale halved. Some results differ, and each is the reference's."""
     op = tcemu.parse(NVF4 if scale == "ue4m3" else NVF4.replace("ue4m3", "ue8m0"))

@@ -184,7 +184,7 @@ ALIGNED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", sample_cases(ALIGNED, 16, str))
+@pytest.mark.parametrize("case", sample_cases(ALIGNED, [], str))
 def test_sparse_against_dense_on_the_pruned_matrix(case):
     """parts: how many dense instructions the K of the sparse one takes. Not aligned: two dense steps, or other groups, and other words."""
     spelling, parts, aligned = case

@@ -116,6 +116,7 @@ def test_scale_d_may_be_traced_and_differ_between_warpgroups():
     np.testing.assert_array_equal(call(np.array([[True], [False]])), mixed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spelling", [S8, pytest.param(F16, marks=pytest.mark.full), pytest.param(SPARSE, marks=pytest.mark.full)])
 def test_any_leading_axes_give_the_same_words(spelling):
     d, a, shared = draw_words(spelling, (2, 3))

@@ -119,7 +119,7 @@ def test_the_first_copy_counts_and_checked_reports_copies_that_differ():
 
 
 def test_pack_and_unpack_know_the_fragments():
-    for case in CASES[::32]:
+    for case in CASES[::64]:
         op, words = tcemu.parse(case["ptx"]), golden.arrays(case)
         for name in "abcd":
             codes = tcemu.unpack(op, name, words[f"frag_{name}"])

@@ -12,7 +12,7 @@ WORDS = 2048
 
 
 def cases(family):
-    """Every generic spelling on every target. The usual run has one in three of those that differ in more than the name of a type."""
+    """Every generic spelling on every target. The usual run has one in twelve of those that differ in more than the name of a type."""
     seen = set()
     for target, sm in TARGETS.items():
         for op in tcemu.isa.instructions(target, family):
@@ -20,7 +20,7 @@ def cases(family):
                 continue
             kind = wmma_model.element(op)
             like = op.operand, op.shape, wmma_model.BITS[kind], kind in wmma_model.WHOLE, op.register_count("r"), op.layout, min(sm, 80)
-            marks = [pytest.mark.full] if like in seen or len(seen) % 6 else []
+            marks = [pytest.mark.full] if like in seen or len(seen) % 12 else []
             seen.add(like)
             yield pytest.param(op, target, id=f"{target} {str(op).removeprefix('wmma.').replace('.sync.aligned', '')}", marks=marks)
 

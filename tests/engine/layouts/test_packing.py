@@ -35,7 +35,7 @@ def _integers(codes, fmt):
 
 
 @some_places
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(data=st.data())
 def test_unpacking_reads_the_bits_and_packing_writes_them(fmt, place, data):
     batch = data.draw(st.sampled_from(BATCHES))

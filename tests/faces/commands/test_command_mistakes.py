@@ -53,7 +53,7 @@ COMPILING = ("gemm", "fuzz", "infer")
 QUICK = {"gemm": ("e4m3 wgmma", "f16 sparse"), "fuzz": ("s8",), "infer": ("s8",)}
 
 
-@pytest.mark.parametrize("command", ["check", "show", "explain"])
+@pytest.mark.parametrize("command", ["explain", *(pytest.param(name, marks=pytest.mark.full) for name in ("check", "show"))])
 def test_every_listed_name_is_taken(command, folder, capsys):
     assert main(["list", "--short"]) == 0
     listed = dict(re.findall(r"^(\S[^\n]*?) +(sm_\w+) +\S+$", capsys.readouterr().out, re.MULTILINE))

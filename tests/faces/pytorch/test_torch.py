@@ -31,7 +31,7 @@ def draw(*shapes, seed=0, dtype=None):
     return [torch.randn(shape, generator=generator).to(dtype or torch.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize("recipe", sample_cases(RECIPES, ["fp8", "mxfp8"]))
+@pytest.mark.parametrize("recipe", sample_cases(RECIPES, ["mxfp8"]))
 def test_every_recipe_is_that_of_jax(recipe):
     """Forward and the gradients of a, b and bias: 0 words differ."""
     a, b, bias, g = (x.requires_grad_() for x in draw((2, M, K), (K, N), (N,), (2, M, N)))
@@ -42,7 +42,7 @@ def test_every_recipe_is_that_of_jax(recipe):
     assert equal(found, [want, *torch.autograd.grad(want, (a, b, bias), g)])
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", sample_cases(["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"], ["float16", "float8_e5m2"]))
 def test_every_dtype_goes_in_and_comes_out(name):
     dtype = getattr(torch, name)
     a, b = draw((M, K), (K, 16), dtype=dtype)
@@ -118,7 +118,7 @@ def test_stochastic_rounding_comes_from_the_seed():
 # ---- scaled_mm
 
 
-@pytest.mark.parametrize("library", ["torch-e4m3", "torch-e4m3-slow"])
+@pytest.mark.parametrize("library", sample_cases(["torch-e4m3", "torch-e4m3-slow"], ["torch-e4m3"]))
 def test_scaled_mm_is_what_torch_gave_on_an_h200(library):
     """By the orders that were measured of torch._scaled_mm there, in shapes whose K is one slice: 0 of all outputs differ."""
     (profile,) = [p for p in replay.list_profiles() if p.library == library]
@@ -158,18 +158,26 @@ def checked_tests(fp8=False):
     return tests[1:] if fp8 else tests  # torch.allclose, by which the first compares, takes no FP8
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, within opcheck
-def test_torch_checks_the_operators():
+def checked_call(operator):
+    """The arguments with which `torch.library.opcheck` calls an operator."""
     from tcemu.faces.torch.operators import register_name
 
     a, b, x, w = (t.requires_grad_() for t in draw((M, K), (K, 16), (2, 4, 5, 5), (8, 2, 3, 3)))
     run = register_name(tcemu.dot_general("bf16"))
-    torch.library.opcheck(torch.ops.tcemu.matmul.default, (a, b, None, None, None, None, "bf16", torch.float32))
-    torch.library.opcheck(torch.ops.tcemu.dot_general.default, (a, b, None, run, [1], [0], [], [], torch.float32))
-    torch.library.opcheck(torch.ops.tcemu.convolution.default, (x, w, None, run, [2, 1], [0, 1, 1, 1], [1, 1], 2, torch.float32))
-    a, b = draw((M, K), (K, 16), dtype=torch.float8_e4m3fn)
-    given = (a, b, torch.ones(()), torch.ones(()), None, None, None, torch.bfloat16, True, "H100")
-    torch.library.opcheck(torch.ops.tcemu.scaled_mm.default, given, test_utils=checked_tests(fp8=True))
+    narrow = draw((M, K), (K, 16), dtype=torch.float8_e4m3fn)
+    return {
+        "matmul": (a, b, None, None, None, None, "bf16", torch.float32),
+        "dot_general": (a, b, None, run, [1], [0], [], [], torch.float32),
+        "convolution": (x, w, None, run, [2, 1], [0, 1, 1, 1], [1, 1], 2, torch.float32),
+        "scaled_mm": (*narrow, torch.ones(()), torch.ones(()), None, None, None, torch.bfloat16, True, "H100"),
+    }[operator]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, within opcheck
+@pytest.mark.parametrize("operator", sample_cases(["matmul", "dot_general", "convolution", "scaled_mm"], ["dot_general", "scaled_mm"]))
+def test_torch_checks_the_operators(operator):
+    options = {"test_utils": checked_tests(fp8=True)} if operator == "scaled_mm" else {}
+    torch.library.opcheck(getattr(torch.ops.tcemu, operator).default, checked_call(operator), **options)
 
 
 @pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")  # inductor's own import, torch 2.13
@@ -239,7 +247,7 @@ def test_threads_do_not_disturb_each_other():
     assert equal(found, want)
 
 
-def test_a_thousand_calls_leave_nothing():
+def test_hundreds_of_calls_leave_nothing():
     resource = resource_limits()
     a, b = (x.requires_grad_() for x in draw((64, 256), (256, 64)))
 
@@ -250,33 +258,34 @@ def test_a_thousand_calls_leave_nothing():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(jax.live_arrays())
 
     before = calls(50)
-    after = calls(1000)
-    assert after[1] == before[1] and after[0] - before[0] < 16 * 1024  # kilobytes; a thousand results are 16 MB, their gradients 128 MB
+    after = calls(400)
+    assert after[1] == before[1] and after[0] - before[0] < 6 * 1024  # kilobytes; 400 results are 6.4 MB, their gradients 51 MB
 
 
 FORKED = """
 import sys, warnings, torch, tcemu.torch as tt
 warnings.simplefilter("ignore")
 a = torch.ones(8, 32)
-if sys.argv[1] == "used":
-    tt.matmul(a, a.t(), recipe="bf16")
+multiply = lambda: tt.matmul(a, a.t(), recipe="bf16")
 class Data(torch.utils.data.Dataset):
+    def __init__(self, make):
+        self.make = make
     __len__ = lambda self: 4
-    def __getitem__(self, number):
-        return tt.matmul(a, a.t(), recipe="bf16") if sys.argv[2] == "product" else a
-print(sum(batch.sum().item() for batch in torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="fork")))
+    __getitem__ = lambda self, number: self.make()
+load = lambda make: torch.utils.data.DataLoader(Data(make), num_workers=1, multiprocessing_context="fork")
+if sys.argv[1] == "used":
+    multiply()
+    print(sum(batch.sum().item() for batch in load(lambda: a)), flush=True)
+print(sum(batch.sum().item() for batch in load(multiply)))
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "within", "said"),
-    [("used", "copy", "1024.0"), ("used", "product", "was forked from one that had used JAX"), ("not used", "product", "8192.0")],
-)
-def test_forked_workers_do_not_hang(before, within, said):
+@pytest.mark.parametrize(("before", "said"), [("used", ["1024.0", "was forked from one that had used JAX"]), ("not used", ["8192.0"])])
+def test_forked_workers_do_not_hang(before, said):
     """A worker that computes nothing by JAX works; a product in one is refused after JAX was used, and works before."""
-    command, environment = [sys.executable, "-c", FORKED, before, within], os.environ | {"PYTHONPATH": str(ROOT)}
+    command, environment = [sys.executable, "-c", FORKED, before], os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
-    assert said in ran.stdout + ran.stderr, ran.stderr
+    assert all(each in ran.stdout + ran.stderr for each in said), ran.stderr
 
 
 # ---- refusals

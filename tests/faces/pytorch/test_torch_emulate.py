@@ -105,14 +105,14 @@ def tied_by_jax(recipe, self, x):
     return product(recipe, self.e(x.detach().abs().mul(3).long().clamp(max=7)) + x[..., None], self.e.weight.t())
 
 
-MODULES = {  # name -> module, shape of x, the same by JAX: (recipe, module, x)
-    "linear": lambda r: (nn.Linear(16, 8), (5, 16), lambda r, m, x: affine(r, x, m)),
-    "linear, no bias": lambda r: (nn.Linear(16, 8, bias=False), (5, 16), lambda r, m, x: affine(r, x, m)),
+MODULES = {  # name -> module, shape of x, the same by JAX: (recipe, module, x). Most products have one shape, and so one program
+    "linear": lambda r: (nn.Linear(16, 8), (10, 16), lambda r, m, x: affine(r, x, m)),
+    "linear, no bias": lambda r: (nn.Linear(16, 8, bias=False), (10, 16), lambda r, m, x: affine(r, x, m)),
     "linear, 3-D": lambda r: (nn.Linear(16, 8), (2, 5, 16), lambda r, m, x: affine(r, x, m)),
-    "linear, 4-D": lambda r: (nn.Linear(16, 8), (2, 2, 3, 16), lambda r, m, x: affine(r, x, m)),
+    "linear, 4-D": lambda r: (nn.Linear(16, 8), (1, 2, 5, 16), lambda r, m, x: affine(r, x, m)),
     "linear, 1-D": lambda r: (nn.Linear(16, 8), (16,), lambda r, m, x: affine(r, x[None], m)[0]),
     "x @ w": lambda r: (FunctionModule(lambda s, x: x @ s.w, w=torch.randn(16, 8)), (2, 5, 16), lambda r, m, x: product(r, x, m.w)),
-    "x @ w.T": lambda r: (FunctionModule(lambda s, x: x @ s.w.T, w=torch.randn(8, 16)), (5, 16), lambda r, m, x: product(r, x, m.w.T)),
+    "x @ w.T": lambda r: (FunctionModule(lambda s, x: x @ s.w.T, w=torch.randn(8, 16)), (10, 16), lambda r, m, x: product(r, x, m.w.T)),
     "bmm": lambda r: (FunctionModule(lambda s, x: torch.bmm(x, x.mT)), (3, 5, 16), lambda r, m, x: product(r, x, x.mT)),
     "matmul, broadcast": lambda r: (
         FunctionModule(lambda s, x: torch.matmul(x[:, None], s.w), w=torch.randn(3, 16, 8)), (2, 5, 16),
@@ -125,11 +125,11 @@ MODULES = {  # name -> module, shape of x, the same by JAX: (recipe, module, x)
         lambda r, m, x: product(r, product(r, x, m.v), m.w),
     ),
     "tensordot": lambda r: (
-        FunctionModule(lambda s, x: torch.tensordot(x, s.w, dims=2), w=torch.randn(4, 8, 6)), (5, 4, 8),
+        FunctionModule(lambda s, x: torch.tensordot(x, s.w, dims=2), w=torch.randn(4, 4, 8)), (10, 4, 4),
         lambda r, m, x: product(r, x.flatten(1), m.w.flatten(0, 1)),
     ),
     "addmm": lambda r: (
-        FunctionModule(lambda s, x: torch.addmm(s.c, x, s.w, beta=0.5, alpha=2.0), c=torch.randn(8), w=torch.randn(16, 8)), (5, 16),
+        FunctionModule(lambda s, x: torch.addmm(s.c, x, s.w, beta=0.5, alpha=2.0), c=torch.randn(8), w=torch.randn(16, 8)), (10, 16),
         lambda r, m, x: 2.0 * product(r, x, m.w) + 0.5 * m.c,
     ),
     "baddbmm": lambda r: (
@@ -381,10 +381,10 @@ class GPT(Module):
         return self.last(x) @ self.table.weight.T
 
 
-def gpt():
+def gpt(layers=2):
     torch.manual_seed(0)
     words = torch.randint(0, 16, (4, 9))
-    return GPT(), words
+    return GPT(layers=layers), words
 
 
 def model_loss(model, words):
@@ -417,17 +417,18 @@ def jax_loss(params, words):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), words[:, 1:, None], -1).mean()
 
 
-def test_fifty_steps_of_a_gpt_beside_jax():
+@pytest.mark.parametrize("steps", [5, pytest.param(50, marks=pytest.mark.full)])
+def test_steps_of_a_gpt_beside_jax(steps):
     """The first steps have the same losses to a unit or two of the last place: the products are the same, and the f32 functions between
     them (softmax, norms, cross-entropy) are rounded by torch and XLA each in its own way. Where such a bit crosses a rounding of bf16, a
-    product changes, and training amplifies it (the next test traces the first such bit). So all fifty steps are held against JAX at
-    torch's parameters of that step."""
+    product changes, and training amplifies it (the next test traces the first such bit). So all steps are held against JAX at torch's
+    parameters of that step."""
     model, words = gpt()
     numbers, held = jnp.asarray(words.numpy()), lambda: {k: jnp.asarray(v.numpy().copy()) for k, v in model.state_dict().items()}
     step = jax.jit(jax.value_and_grad(tcemu.emulate(jax_loss, "bf16")))
     params, alone, losses, beside = held(), [], [], []
     with tt.emulate(model, "bf16"):
-        for number in range(50):
+        for number in range(steps):
             if number < 5:
                 loss, gradients = step(params, numbers)
                 params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
@@ -439,7 +440,7 @@ def test_fifty_steps_of_a_gpt_beside_jax():
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                     parameter -= 0.1 * gradient
             losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < (0.5 if steps == 50 else 1.0) * losses[0]
     np.testing.assert_allclose(losses[:5], alone, rtol=1e-5)
     np.testing.assert_allclose(losses, beside, rtol=1e-3)
 
@@ -467,10 +468,10 @@ def test_where_a_gpt_first_parts_from_jax():
 
 def test_a_gpt_under_every_transformation():
     """Compiled whole, in one program, over steps; checkpointed; under torch.func; in threads; recompiled where another policy holds."""
-    model, words = gpt()
+    model, words = gpt(layers=1)
     given = list(model.parameters())
     emulated = tt.emulate(model, "fp8")
-    assert len(emulated.report(words[:, :-1]).replaced) == 13
+    assert len(emulated.report(words[:, :-1]).replaced) == 7
     loss = model_loss(model, words)
     want = torch.autograd.grad(loss, given)
     model.checkpointed = True

@@ -61,7 +61,7 @@ CASES = {  # name: torch's function of x, weight and bias, the same by tcemu.fun
     "gelu": (lambda x, w, b: F.gelu(x), lambda x, w, b: functional.gelu(x, kernel=ERF), ERF),
     "gelu by tanh": (lambda x, w, b: F.gelu(x, approximate="tanh"), lambda x, w, b: functional.gelu(x, kernel="liger"), "liger"),
 }  # fmt: skip
-USUAL = {("of another dtype", "bfloat16"), ("rms_norm", "bfloat16")}
+USUAL = {("rms_norm", "bfloat16")}
 
 
 class Weighted(nn.Module if torch is not None else object):

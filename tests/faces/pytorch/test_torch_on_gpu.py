@@ -1,6 +1,7 @@
 """`tcemu.torch.emulate(model, gpu=...)`: every operation as PyTorch computes it on a GPU."""
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import lzma
@@ -11,16 +12,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.sampling import sample_cases
 from support.torch_helpers import MISSING, torch
 
 import tcemu
 from tcemu.base.errors import NotModelled
-from tcemu.drift import predict, record
+from tcemu.drift import identify, predict, record
+from tcemu.operations.functional.torch_cuda.random_numbers import dropout_mask, uniform_numbers
+from tcemu.uses.drift.records import read_record
 from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
 
 pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
 ROOT = Path(__file__).parents[3]
-OTHER_NAMES = {"scalar", "scalars", "tensors1", "weights", "p", "correction", "unbiased"}  # of overloads that the rows take by position
+OTHER_NAMES = {
+    "scalar",
+    "scalars",
+    "tensors1",
+    "weights",
+    "p",
+    "correction",
+    "unbiased",
+    "from",
+    "to",
+}  # of overloads that the rows take by position
 
 
 def load_script(name):
@@ -43,7 +57,7 @@ def small_model(name="bfloat16"):
     return model.to(dtype), torch.randn(8, 16).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", sample_cases(["bfloat16", "float16"], ["bfloat16"]))
 def test_a_forward_a_backward_and_a_step_are_known(dtype):
     model, x = small_model(dtype)
     before = x.clone(), [p.clone() for p in model.parameters()]
@@ -206,7 +220,10 @@ def test_an_unknown_operation_raises_warns_or_is_left():
     assert report[0].status == "not known" and report[0].operator == "aten.erfinv" and "tcemu.drift.record" in str(report)
 
 
-@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "MultiheadAttention", "TransformerEncoderLayer"])
+ONE_KERNEL = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "MultiheadAttention", "TransformerEncoderLayer"]
+
+
+@pytest.mark.parametrize("name", sample_cases(ONE_KERNEL, ["LSTM", "GRUCell", "TransformerEncoderLayer"]))
 def test_layers_that_are_one_kernel_on_a_gpu_are_not_known(name):
     """A CPU calls products and activations, which have rules. Source: the operators that PyTorch 2.11 dispatches on an H200."""
     attends = name in ("MultiheadAttention", "TransformerEncoderLayer")
@@ -252,7 +269,8 @@ def test_the_gradient_of_cudnns_attention_of_many_keys_is_open_and_may_be_left()
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "bernoulli|dropout"),
+        (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "draws a seed for the GPU itself"),
+        (lambda: torch.randn(3), "randn has no rule"),
         (lambda: torch.tensor([1, 2, 2]).sort(), "not stable"),
         (lambda: torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), "atomics"),
         (lambda: torch.ones(3).double().exp(), "float64"),
@@ -338,6 +356,96 @@ def test_rows_have_the_arguments_of_aten():
         assert name not in EXACT
 
 
+# ---- random numbers
+
+
+def test_dropout_takes_the_numbers_of_the_gpus_generator():
+    x = torch.arange(1.0, 1001).reshape(10, 100).requires_grad_()
+    with tcemu.torch.emulate(torch.nn.Dropout(0.5), gpu="H200") as emulated:
+        torch.manual_seed(7)
+        y = emulated(x)
+        y.backward(torch.ones_like(y))
+        again = emulated(x)
+        torch.cuda.manual_seed(7)
+        assert torch.equal(emulated(x), y) and not torch.equal(again, y)
+        assert (emulated.generator.seed, emulated.generator.offset) == (7, 4)
+    kept = dropout_mask(7, 0, 1000, 0.5, vector=4).reshape(10, 100)
+    assert torch.equal(y, torch.where(torch.from_numpy(kept), 2 * x, 0.0)) and torch.equal(x.grad, 2.0 * torch.from_numpy(kept))
+
+
+def test_forms_of_dropout_that_are_not_one_kernel_take_single_elements():
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated:
+        torch.manual_seed(7)
+        written = torch.nn.functional.dropout(torch.ones(600), 0.5, inplace=True)
+        channels = torch.nn.functional.dropout2d(torch.ones(2, 300, 3, 3), 0.5)
+    assert torch.equal(written, 2.0 * torch.from_numpy(uniform_numbers(7, 0, 600) < 0.5)) and emulated.generator.offset == 8
+    assert torch.equal(channels[:, :, 0, 0].reshape(-1), 2.0 * torch.from_numpy(uniform_numbers(7, 4, 600) < 0.5))
+
+
+@pytest.mark.parametrize("shape", ["7x9", pytest.param("20", marks=pytest.mark.full), pytest.param("3x5x64x31", marks=pytest.mark.full)])
+def test_forms_of_dropout_have_the_words_of_an_h200(shape):
+    """tests/gpu_runs/dropout_and_convolutions.py, run within the block, with a probability of 0.35."""
+    script = load_script("dropout_and_convolutions")
+    recorded = json.loads(lzma.decompress((ROOT / "tests/golden/torch_random_h200.json.xz").read_bytes()))["forms"]
+    found = {}
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated:
+        script.offset = lambda: emulated.generator.offset
+        for dtype in script.DT:
+            (x,) = script.normals("drop", dtype, tuple(map(int, shape.split("x"))))
+            for form, run in [*script.dropout_forms(x, 0.35), ("gradient", None)]:
+                if form != "begins":  # its operand begins within a vector
+                    made = script.two_calls(run) if run else script.gradient_of_dropout(x, 0.35)
+                    found |= {f"{form}|{dtype}|{shape}|0.35#{key}": value for key, value in made.items()}
+    digests = {
+        k: v if k.endswith("offsets") else hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest()[:16] for k, v in found.items()
+    }
+    assert digests == {name: value for name, value in recorded.items() if name.split("|")[2] == shape}
+
+
+def test_the_math_form_of_attention_drops_weights():
+    q, attention = torch.ones(2, 4, 8, 16), torch.nn.attention
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated, attention.sdpa_kernel(attention.SDPBackend.MATH):
+        torch.manual_seed(7)
+        y = torch.nn.functional.scaled_dot_product_attention(q, q[:, :2], q[:, :2], dropout_p=0.5, enable_gqa=True)
+    kept = dropout_mask(7, 0, 512, 0.5, vector=4).reshape(2, 4, 8, 8)
+    assert torch.equal(y[..., 0], torch.from_numpy(kept.sum(-1) / np.float32(4)))
+    assert "aten.native_dropout" in {line.operator for line in emulated.report()}
+
+
+def test_after_an_unknown_operator_and_in_a_recomputation_numbers_are_not_known():
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100", unknown="leave") as emulated:
+        torch.manual_seed(7)
+        torch.randn(3)
+        torch.nn.functional.dropout(torch.ones(9), 0.5)
+        assert [line.operator for line in emulated.report().unknown] == ["aten.randn", "aten.native_dropout"]
+        torch.manual_seed(7)
+        x = torch.ones(8, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(lambda v: torch.nn.functional.dropout(v, 0.5), x, use_reentrant=False).exp().sum().backward()
+    assert ("aten.native_dropout", True) in {(line.operator, line.backward) for line in emulated.report().unknown}
+
+
+def test_a_function_that_hands_itself_to_a_mode_by_another_one_ends():
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        assert torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")[0].shape == (2, 3)
+
+
+def test_inference_mode_decomposes_functions_as_without_it():
+    model, x = small_model()
+    with tcemu.torch.emulate(model, gpu="H100") as emulated:
+        expected = emulated(x)
+        with torch.inference_mode():
+            assert torch.equal(emulated(x), expected)
+    assert not emulated.report().unknown
+
+
+def test_foreach_maximum_takes_the_second_of_two_zeros():
+    zeros = [torch.tensor([0.0, -0.0, float("nan"), 1.0])], [torch.tensor([-0.0, 0.0, 1.0, float("nan")])]
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        for run in (torch._foreach_maximum, torch._foreach_minimum):
+            (found,) = run(*zeros)
+            assert found.signbit()[:2].tolist() == [True, False] and found[2:].isnan().all()
+
+
 # ---- words of a GPU
 
 
@@ -376,3 +484,28 @@ def test_a_record_is_judged_and_the_first_other_operation_is_named(tmp_path):
     judged = predict(tmp_path / "other.drift", gpu="H100")
     assert judged.first is not None and judged.first.name == "aten.gelu" and (judged.first.wrong, judged.first.words) == (1, 256)
     assert len(judged.different) == 1 and "first that no H100" in str(judged)
+
+
+def test_a_result_of_another_dtype_is_named(tmp_path):
+    """A CPU gives the moments of a norm in the operand's dtype, a GPU in float32."""
+    model, x = small_model()
+    with record(str(tmp_path / "run.drift"), model):
+        model(x)
+    found = predict(tmp_path / "run.drift", gpu="H100")
+    (line,) = [line for line in found.operations if line.skipped]
+    assert line.name == "aten.native_layer_norm" and "not compared: 1 aten.native_layer_norm: result 1" in str(found)
+
+
+def test_a_record_of_a_known_gpu_is_identified_by_its_librarys_kernels(tmp_path):
+    """Several orders give the words of a short mean; the one that is named is the one of PyTorch's kernel."""
+    model, x = small_model()
+    with tcemu.torch.emulate(model, gpu="H200"), record(str(tmp_path / "run.drift"), model):
+        (model(x).float() ** 3).mean(-1)
+    run = read_record(tmp_path / "run.drift")
+    run.environment |= {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130"}
+    found = {line.name: line for line in identify(run, targets=(), names=["aten.mean", "aten.addmm", "aten.pow"]).operations}
+    assert found["aten.mean"].arithmetic == "mean: Reduce.cuh, 8 terms, torch 2.11 on H200" and not found["aten.mean"].twins
+    assert found["aten.addmm"].recipe and "nvjet" in found["aten.addmm"].arithmetic and found["aten.pow"].is_explained
+    run.environment["torch"] = "2.10.0"
+    (searched,) = identify(run, targets=(), names=["aten.mean"]).operations
+    assert searched.is_explained and "torch 2.11" not in searched.arithmetic

@@ -128,7 +128,7 @@ def arrays():
     return whole[offset : offset + 256].reshape(32, 8), np.zeros((32, 8), np.uint32)
 
 
-@pytest.mark.parametrize("mode", (0, 2))
+@pytest.mark.parametrize("mode", (2, pytest.param(0, marks=pytest.mark.full)))
 def test_launches_of_host_code_run_on_the_arrays(mode, tmp_path):
     source, target = arrays()
     with ptx.record_launches(tmp_path) as recorder:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.hazard_kernels import HEAD, KERNELS
+from support.hazard_kernels import HEAD, INIT, KERNELS
 from support.sampling import sample_cases
 
 from tcemu import ptx
@@ -47,6 +47,25 @@ def test_a_race_between_blocks_names_both_statements():
     found = re.findall(r"line (\d+): (\S+): block \((\d), 0, 0\), thread", str(caught.value))
     assert [block for *_, block in found] in (["0", "1"], ["1", "0"])
     assert all(opcode in lines[int(line) - 1] for line, opcode, _ in found)
+
+
+def test_a_race_in_shared_memory_is_found_in_any_number_of_blocks():
+    """An access of a kernel with mbarriers tells 1,023 groups of blocks apart; the block of a place in shared memory is known."""
+    kernel = KERNELS["shared memory: threads of a block"]
+    late = kernel._replace(body=f"{INIT} bar.sync 0; setp.lt.u32 %p6, %r2, 1050; @%p6 bra END; {kernel.body} END:", grid=1060)
+    assert late.run(right=True).notes == ()
+    with pytest.raises(UndefinedBehaviour, match=r"block \(1050, 0, 0\).*that is line.*block \(1050, 0, 0\)"):
+        late.run(right=False)
+
+
+def test_a_product_by_one_warp_of_a_warpgroup_is_no_error_of_the_tracker():
+    kernel = KERNELS["wgmma: no proxy fence"]
+    tensor = ptx.TensorMap(np.zeros((64, 64), np.float16), "f16", [64, 64], [64, 64])
+    args = [np.zeros(1024, np.uint32), np.zeros(4096, np.float32), tensor]
+    found = ptx.run(kernel.text(right=True), grid=1, block=32, args=args, target="sm_90a", checked=True)
+    assert any("a-desc reads bytes of shared memory that nothing has written" in note for note in found.notes)
+    with pytest.raises(UndefinedBehaviour, match=kernel.message):
+        ptx.run(kernel.text(right=False), grid=1, block=32, args=args, target="sm_90a", checked=True)
 
 
 def test_nothing_is_found_outside_checked_mode():

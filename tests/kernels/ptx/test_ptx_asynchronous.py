@@ -152,7 +152,7 @@ def test_maps_as_arguments():
     """One array for two maps; a map that extends beyond its array; a map for a parameter that takes none."""
     out, small = np.zeros((1, 256), np.uint32), np.zeros(64, np.uint16)
     whole = ptx.TensorMap(2, "u32", (256,), (16,))
-    with pytest.raises(ValueError, match="points to 5; expected an array, or the number of an argument"):
+    with pytest.raises(ValueError, match="points into 5; expected an array, or the number of an argument"):
         launch_entry("box", grid=1, block=32, args=[ptx.TensorMap(5, "u32", (256,), (16,)), whole, out, 1024, 1, 1])
     with pytest.raises(ValueError, match="ends at byte 512, but its array has 128"):
         launch_entry("box", grid=1, block=32, args=[ptx.TensorMap(small, "f16", (256,), (16,)), whole, out, 1024, 1, 1])

@@ -104,7 +104,7 @@ again: mbarrier.try_wait.parity.shared::cta.b64 %p, [at], 0; @!%p bra again; ret
 
 
 UNCHECKED, CHECKED = ([(body, checked) for body in DEADLOCKS] for checked in (False, True))
-USUAL = [*UNCHECKED, *CHECKED[::3], ("a barrier before its init", True)]
+USUAL = [*UNCHECKED[::2], *CHECKED[1::4], ("a barrier before its init", True)]
 
 
 @pytest.mark.parametrize("case", sample_cases(UNCHECKED + CHECKED, USUAL, lambda case: f"{case[0]}{', checked' * case[1]}"))

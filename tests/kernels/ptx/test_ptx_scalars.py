@@ -41,12 +41,12 @@ def legal(opcode):
 def test_integers_are_those_of_python():
     names = sorted(filter(legal, INTEGERS))
     # setp with all operators in all types is 10 times the rest: the usual run has one type for each operator
-    names = [name for at, name in enumerate(names) if at % (7 if name.startswith("set") else 2) == 0]
+    names = [name for at, name in enumerate(names) if at % (14 if name.startswith("set") else 4) == 0]
     rng = np.random.default_rng(1)
     operations = [operation(name, *((2, 1, 1) + (1,) * (name.count(".") == 3) if name.startswith("setp") else ())) for name in names]
     operands = [[draw(kind, COUNT, rng) for kind in each.sources] for each in operations]
     found = run_operations(operations, operands)
-    assert sum(_runs_on_host(each) for each in operations[::10]) > 12
+    assert sum(_runs_on_host(each) for each in operations[::10]) > 5
     wrong = []
     for name, values, words in zip(names, operands, found, strict=True):
         wanted = [reference(name)(*map(int, row)) for row in zip(*values, strict=True)]

@@ -12,8 +12,7 @@ from triton_kernels import kernels  # noqa: E402
 import tcemu  # noqa: E402
 import tcemu.triton  # noqa: E402
 from tcemu.kernels.triton.arguments import KernelValue  # noqa: E402
-from tcemu.kernels.triton.exactness import bit_doubts  # noqa: E402
-from tcemu.kernels.triton.kernel_launches import ArgumentMemory  # noqa: E402
+from tcemu.kernels.triton.kernel_launches import ArgumentMemory, bit_doubts  # noqa: E402
 from tcemu.ptx import OutOfBounds  # noqa: E402
 from tcemu.triton import as_tensor, emulated  # noqa: E402
 

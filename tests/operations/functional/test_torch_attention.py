@@ -7,6 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from support.sampling import sample_cases
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.operations.functional.torch_cuda.attention import AttentionCall, attention, choose_backend
@@ -15,17 +16,14 @@ from tcemu.operations.functional.torch_cuda.fused_attention import split_count
 sys.path.insert(0, str(Path(__file__).parent))
 from torch_census import is_equal, recorded
 
-USUAL = (  # one a kernel: several blocks of keys, splits that are combined, grouped queries, a head that is padded
+# one a kernel: several blocks of keys, splits that are combined, grouped queries, a head that is padded; a gradient needs its forward
+USUAL = (
     "sdpa|FLASH_ATTENTION|fwd|bf16|1,2,2,300,300,64,False",
-    "sdpa|FLASH_ATTENTION|fwd|bf16|2,4,2,48,48,64,True",
     "sdpa|CUDNN_ATTENTION|fwd|bf16|1,2,2,64,512,128,True",
-    "sdpa|EFFICIENT_ATTENTION|fwd|bf16|1,2,2,197,197,32,True",
-    "sdpa|MATH|fwd|bf16|1,2,2,16,16,64,True",
     "sdpa|FLASH_ATTENTION|bwd|bf16|2,4,2,48,48,64,True",
     "sdpa|MATH|bwd|bf16|1,2,2,77,77,80,False",
     "sdpa|EFFICIENT_ATTENTION|bwd|bf16|1,2,2,197,197,32,False",
     "sdpa|CUDNN_ATTENTION|bwd|bf16|2,4,2,48,48,64,False",
-    "sdpa|CUDNN_ATTENTION|bwd|bf16|1,2,2,128,128,128,True",
 )
 UNKNOWN = ("got 1 query", "the order is open", "known are equal ones", "no row of KERNELS", "took K in two ways")
 
@@ -44,7 +42,7 @@ def operands(shape=(1, 2, 24, 64), keys=24, heads=2, dtype=ml_dtypes.bfloat16):
     return [rng.standard_normal(s).astype(dtype) for s in (shape, key, key)]
 
 
-@pytest.mark.parametrize("backend", ["flash", "cudnn", "efficient", "math"])
+@pytest.mark.parametrize("backend", sample_cases(["flash", "cudnn", "efficient", "math"], ["flash", "math"]))
 def test_a_forward_is_near_the_exact_one(backend):
     q, k, v = operands()
     out, logsumexp = attention(q, k, v, backend=backend, causal=True)

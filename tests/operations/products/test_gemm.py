@@ -71,6 +71,7 @@ def test_gemm_is_a_loop_of_instructions(op):
         np.testing.assert_array_equal(bits(d), want)
 
 
+@pytest.mark.full
 def test_gemm_f64():
     rng = np.random.default_rng(4)
     a, b, c = rng.standard_normal((9, 12)), rng.standard_normal((12, 10)), rng.standard_normal((9, 10))
@@ -283,12 +284,12 @@ def test_memory_grows_with_the_matrices_only(spelling):
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
     from tcemu.engine.architectures.lookup import find_row
     from tcemu.engine.arithmetic.product_spec import product_spec
-    from tcemu.operations.products.gemm import _Conversion, _gemm_numbers, _OperandCodes
+    from tcemu.operations.products.gemm import _Conversion, _gemm_numbers
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)
     op = tcemu.parse(spelling)
-    conversion, codes = _Conversion((formats.F32,) * 3, "RN", False), _OperandCodes(matrix, matrix, matrix)
+    conversion, codes = _Conversion((formats.F32,) * 3, "RN", False), (matrix,) * 3
     lowered = jax.jit(_gemm_numbers, static_argnums=(1, 2, 6)).lower(
         find_row(op, "sm_90a").model, product_spec(op), conversion, codes, None, None, 0, None
     )

@@ -231,7 +231,7 @@ def numpy_epilogue(epilogue, total, scale_a, scale_b, bias):
     return once(d, beta * bias)
 
 
-@pytest.mark.parametrize("epilogue", sample_cases(EPILOGUES, 2, str))
+@pytest.mark.parametrize("epilogue", sample_cases(EPILOGUES, 4, str))
 def test_scales_and_a_bias_enter_as_the_epilogue_says(epilogue):
     rng = np.random.default_rng(3)
     total = f32(rng.standard_normal((4, 8)) * np.exp2(rng.integers(-20, 20, (4, 8))))
@@ -566,7 +566,7 @@ SUMMED = [
 ]
 
 
-@pytest.mark.parametrize("r", sample_cases(SUMMED, 4, lambda r: f"{r.merge} {r.unit}"))
+@pytest.mark.parametrize("r", sample_cases(SUMMED, 8, lambda r: f"{r.merge} {r.unit}"))
 def test_sums_in_plain_python_are_the_engine(r):
     """`explain` and fractions on one side, the engine on the other."""
     a, b = draw_matrices(200, dtype=np.float32 if r.a == F32 else np.float16)

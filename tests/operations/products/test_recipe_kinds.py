@@ -28,10 +28,10 @@ def find_halves(text):
 
 def multiply_halves(recipe, call: ProductCall):
     call.forbid("bias", "scale_a", "scale_b", "key", "axis_name", why="a sum of halves has none of them")
-    half, narrow = call.a.shape[-1] // 2, f"bf16 on {recipe.target}"
+    half, narrow = call.operands.a.shape[-1] // 2, f"bf16 on {recipe.target}"
     parts = (
-        tcemu.matmul(call.a[..., :half], call.b[..., :half, :], recipe=narrow),
-        tcemu.matmul(call.a[..., half:], call.b[..., half:, :], recipe=narrow),
+        tcemu.matmul(call.operands.a[..., :half], call.operands.b[..., :half, :], recipe=narrow),
+        tcemu.matmul(call.operands.a[..., half:], call.operands.b[..., half:, :], recipe=narrow),
     )
     return (parts[0] + parts[1]).astype(call.dtype)
 

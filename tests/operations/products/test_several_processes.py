@@ -12,10 +12,10 @@ import pytest
 from support import pages
 
 SCRIPT = pages.ROOT / "benchmarks/several_gpus.py"
-USUAL = ("gemm, N sharded", "training step, emulate")
+USUAL = ("gemm, N sharded",)
 ITEMS = (
-    *USUAL, "matmul fp8, gradients", "gemm, batch sharded", "matmul nvfp4, N sharded", "attention, batch sharded", "ragged_dot, N sharded",
-    "fuzz.find_mismatches", "each process alone",
+    *USUAL, "training step, emulate", "matmul fp8, gradients", "gemm, batch sharded", "matmul nvfp4, N sharded", "attention, batch sharded",
+    "ragged_dot, N sharded", "fuzz.find_mismatches", "each process alone",
 )  # fmt: skip
 
 

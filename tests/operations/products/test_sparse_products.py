@@ -50,7 +50,7 @@ def by_instructions(op, target, a, b, c):
     return c[:M, :N]
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES, CASES[:1] + CASES[3:4], ids=lambda case: f"{case[0]}-{case[1]}"))
+@pytest.mark.parametrize("case", sample_cases(CASES, CASES[3:4], ids=lambda case: f"{case[0]}-{case[1]}"))
 def test_a_pruned_product_is_that_of_its_instructions(case):
     name, target = case
     op = tcemu.check(name, target)
@@ -106,7 +106,7 @@ def test_gradients_pass_straight_through_the_pruning():
 
 
 @pytest.mark.parametrize("name", sample_cases(["f16_sparse", "bf16_sparse", "fp8_sparse"], ["bf16_sparse"]))
-@pytest.mark.parametrize("target", ["A100", "H100", "RTX 5090", "B200"])
+@pytest.mark.parametrize("target", sample_cases(["A100", "H100", "RTX 5090", "B200"], ["A100", "B200"]))
 def test_a_sparse_recipe_is_gemm_of_its_instruction(name, target):
     if name == "fp8_sparse" and target == "A100":
         with pytest.raises(tcemu.Unsupported, match="works on"):

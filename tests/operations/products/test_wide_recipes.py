@@ -112,7 +112,7 @@ def test_another_tile_and_a_bias():
 # ---- the parts
 
 
-@pytest.mark.parametrize("name", ["bf16x6", "xla_bf16x9"])
+@pytest.mark.parametrize("name", ["xla_bf16x9", pytest.param("bf16x6", marks=pytest.mark.full)])
 def test_three_bf16_parts_are_exact(name):
     """Where no part is subnormal: 3 x 8 bits hold the 24 of f32."""
     x = np.random.default_rng(0).integers(0, 2**32, 20_000, np.uint32).view(np.float32)

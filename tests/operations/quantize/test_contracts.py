@@ -256,7 +256,7 @@ def test_mlxs_elements_of_every_f16_that_a_scale_of_one_leaves():
 
 
 FOUR_OVER_SIX = [row for row in CONTRACTS.values() if isinstance(row.scale, FourOverSixScale)]
-USUAL_4OVER6 = ["te_nvfp4_4over6", "flashinfer_nvfp4_4over6_mse_256", "te_nvfp4_4over6_mse_fast"]
+USUAL_4OVER6 = ["flashinfer_nvfp4_4over6_mse_256"]
 
 
 def four_over_six_blocks(largest, every):

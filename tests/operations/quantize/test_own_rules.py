@@ -23,7 +23,7 @@ def by_integers(x, bits, axis):
     return (np.clip(np.rint(x / scale), -top - 1, top) * scale).astype(np.float16)
 
 
-@pytest.mark.parametrize("name", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["w4a16", pytest.param("w8a16", marks=pytest.mark.full)])
 def test_weight_only_recipes_multiply_dequantised_integers(name):
     recipe = tcemu.get_recipe(name, "A100")
     w = by_integers(W, 8, 0) if name == "w8a16" else by_integers(W.reshape(2, 128, 16), 4, 1).reshape(W.shape)
@@ -37,7 +37,7 @@ def test_weight_only_recipes_multiply_dequantised_integers(name):
     assert np.array_equal(tcemu.emulate(lambda params, x: x @ params, f"{name} on A100")(W, X), d)
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+@pytest.mark.parametrize("scaling", ["block", *(pytest.param(name, marks=pytest.mark.full) for name in ("tensor", "row"))])
 def test_a_rule_is_a_function_from_magnitudes_to_scales(scaling):
     """0.0625 times the magnitude is exact, so that NumPy has the same scales."""
     block = {"block": (1, 64)} if scaling == "block" else {}

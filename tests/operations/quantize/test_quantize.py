@@ -161,7 +161,7 @@ def test_any_words(kind, rule, words):
     agrees(np.array([words], np.uint32), BlockFormat("own", formats.FORMATS[element], 4, "floor"), element, 4, rule)
 
 
-@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("special", sample_cases([np.inf, -np.inf, np.nan], [-np.inf]))
 @pytest.mark.parametrize("kind", BLOCK_FORMATS)
 def test_inf_and_nan_spoil_their_block_only(kind, special):
     fmt = BLOCK_FORMATS[kind]

@@ -31,7 +31,7 @@ from tcemu.operations.quantize.scale_groups import GroupSizes
 from tcemu.quantize import Quantizer, block_quantize
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-USUAL = ["f32 to e4m3 saturated by scales", "f32 to tf32"]
+USUAL = ["f32 to e4m3 saturated by scales"]
 
 
 @pytest.fixture(autouse=True)

@@ -118,6 +118,7 @@ template <class F> static int reduced(int v, F f) {
     });
 }
 static int __reduce_max_sync(u32, int v) { return reduced(v, [](int x, int y) { return max(x, y); }); }
+static int __reduce_add_sync(u32, int v) { return reduced(v, [](int x, int y) { return x + y; }); }
 static int __reduce_min_sync(u32, int v) { return reduced(v, [](int x, int y) { return min(x, y); }); }
 static int __all_sync(u32, int v) { return reduced(v != 0, [](int x, int y) { return x & y; }); }
 

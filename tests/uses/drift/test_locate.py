@@ -67,7 +67,7 @@ def check(name, number, how, kind, replacement):
 @pytest.mark.parametrize(
     ("name", "operation", "how"),
     [
-        ("gpt", "dot_general", "tf32"),
+        pytest.param("gpt", "dot_general", "tf32", marks=pytest.mark.full),
         ("gpt", "exp", "GPU function"),
         pytest.param("moe", "logistic", "GPU function", marks=pytest.mark.full),
         pytest.param("convnet", "reduce_sum", "pairwise", marks=pytest.mark.full),

@@ -5,7 +5,7 @@ import pytest
 from support.drift_records import recorded_product
 
 from tcemu.drift import locate, record
-from tcemu.uses.drift.mkl_sums import multiply_row
+from tcemu.uses.drift.cpu_sums import multiply_row
 
 RNG = np.random.default_rng(17)
 F32 = np.float32

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from tcemu.uses.drift.torch_sums import torch_sum
+from tcemu.uses.drift.cpu_sums import torch_sum
 
 torch = pytest.importorskip("torch")
 

@@ -431,7 +431,7 @@ def test_shard_map_and_shardings():
 
 
 def test_many_compilations_outside_jit_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(emulate_module.EagerCompilations, "has_warned", False)
+    emulate_module.warn_of_compilations.cache_clear()
     monkeypatch.setattr(emulate_module, "EAGER_LIMIT", 2)
     fn = lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w.T) @ w
     w, x = jnp.ones((9, 11)), jnp.ones((3, 9))

@@ -50,7 +50,7 @@ def count_differences(op, models, drawer_class):
     return int((left != right).sum())
 
 
-@pytest.mark.parametrize("bits", [33, 37, 40])
+@pytest.mark.parametrize("bits", [40, *(pytest.param(bits, marks=pytest.mark.full) for bits in (33, 37))])
 def test_an_exact_addition_differs_from_steps_of_up_to_40_bits(bits):
     models = [Model(F32, terms=1, fraction_bits=None, rounding="RN"), Model(F32, terms=1, fraction_bits=bits, floor=-1024, rounding="RN")]
     assert count_differences("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", models, BoundaryDrawer) >= 5

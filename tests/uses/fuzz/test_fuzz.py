@@ -79,7 +79,7 @@ def operands(op, seed, start):
     return {name: np.asarray(codes) for name, codes in fuzz.generate(op, seed, start, 1024).items()}
 
 
-@pytest.mark.parametrize("op", sample_cases(KNOWN, (F16, S8)))
+@pytest.mark.parametrize("op", sample_cases(KNOWN, (F16,)))
 def test_known_operands(op):
     assert checksum(operands(op, 0x123456789ABCDEF0, 5)) == KNOWN[op]
 
@@ -219,7 +219,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 def same(one, other):
     counts = all(getattr(one, name) == getattr(other, name) for name in ("done", "wrong_cases", "wrong_outputs", "first"))
-    return counts and np.array_equal(one.by_kind, other.by_kind) and all(map(np.array_equal, one.coverage, other.coverage))
+    reached = (vars(run.coverage).values() for run in (one, other))
+    return counts and np.array_equal(one.by_kind, other.by_kind) and all(map(np.array_equal, *reached))
 
 
 SITTING = """

@@ -124,7 +124,7 @@ def test_few_outputs_that_differ_are_binomial():
     assert RateSpread.of(differs).independent(0.0, 100, 100) == 10_000
 
 
-@pytest.mark.parametrize("simulated", [500, 2000, 20_000])
+@pytest.mark.parametrize("simulated", [500, *(pytest.param(count, marks=pytest.mark.full) for count in (2000, 20_000))])
 @pytest.mark.parametrize("law", ["normal", "uniform", "steps"])
 def test_the_largest_of_a_report_lies_in_its_interval(simulated, law):
     """At least 9 in 10 of drawn reports of 2,000 outputs, from fewer, as many and more simulated ones."""
@@ -209,7 +209,9 @@ def test_libraries_and_given_recipes_are_sides():
     assert found.consistent == found.pairs  # every rate lies between 0 and 1
 
 
-@pytest.mark.parametrize(("dtype", "words"), [("f32", "tf32, one slice"), ("e4m3", "promoted every 128")])
+@pytest.mark.parametrize(
+    ("dtype", "words"), [("e4m3", "promoted every 128"), pytest.param("f32", "tf32, one slice", marks=pytest.mark.full)]
+)
 def test_other_formats(dtype, words):
     found = attribute((8, 8, 512), dtype, differing=(0, 1), gpus=("H100",), slices=(2,), draws=1)
     assert found.find(words, "exact").differing.value > 0 and found.out == {"f32": "f32", "e4m3": "bf16"}[dtype]

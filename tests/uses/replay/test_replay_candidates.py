@@ -13,7 +13,7 @@ from tcemu.replay import Epilogue, ProductForm
 from tcemu.uses.replay.black_box import DTYPES
 from tcemu.uses.replay.drawn_matrices import epilogue_kinds
 from tcemu.uses.replay.order_candidates import rounding_variants
-from tcemu.uses.replay.recipe_results import RecipeResults, SampleRequest, draw_sample
+from tcemu.uses.replay.recipe_results import RecipeResults, draw_sample
 
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k{}.f32.{}.{}"
 M, N, K = 5, 7, 96
@@ -82,7 +82,7 @@ def test_candidates_are_computed_as_matmul_computes_them(name):
     differ = 0
     for number, kind in enumerate(("late", "zeros", "tiny", "huge")):
         how = None if form.is_plain else epilogue_kinds(form)[number % len(epilogue_kinds(form))]
-        asked = draw_sample(SampleRequest((M, N, K), held, form, kind, 5, how), first)
+        asked = draw_sample((M, N, K), held, form, kind, 5, how, first)
         computed = RecipeResults(asked)
         codes = [computed.result_codes(recipe) for recipe in recipes]
         for recipe, own in zip(recipes, codes, strict=True):

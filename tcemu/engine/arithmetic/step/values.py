@@ -14,6 +14,7 @@ A renderer is a subclass with two methods, `constant` and `apply`, and `apply` h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
 
@@ -65,6 +66,13 @@ OPERATIONS = {
 }
 
 
+V = TypeVar("V", bound="Value")  # the values of one renderer
+
+
+def _operator(name: str, lane: Lane | None = None) -> Callable[[V, Any], V]:
+    return lambda value, other: value.apply(name, lane or value.lane, value._match(other))
+
+
 class Value(ABC):
     """A lane value. Its operators append operations to what is being built, or compute."""
 
@@ -89,44 +97,30 @@ class Value(ABC):
     def _binary(self, name: str, other: Any, lane: Lane | None = None) -> Self:
         return self.apply(name, lane or self.lane, self._match(other))
 
-    def __add__(self, other: Any) -> Self:
-        return self._binary("add", other)
+    __add__ = _operator("add")
+    __sub__ = _operator("sub")
+    __mul__ = _operator("mul")
+    __truediv__ = _operator("div")
+    __and__ = _operator("and")
+    __or__ = _operator("or")
+    __xor__ = _operator("xor")
+    __lshift__ = _operator("shl")
+    __rshift__ = _operator("lshr")
+    shift_right_signed = _operator("ashr")
+    __lt__ = _operator("lt", BOOL)
+    __le__ = _operator("le", BOOL)
+    max = _operator("max")
+    min = _operator("min")
+    add_toward_zero = _operator("add_rz")
 
     def __radd__(self, other: Any) -> Self:
         return self + other
 
-    def __sub__(self, other: Any) -> Self:
-        return self._binary("sub", other)
-
     def __rsub__(self, other: Any) -> Self:
         return self._match(other) - self
 
-    def __mul__(self, other: Any) -> Self:
-        return self._binary("mul", other)
-
-    def __truediv__(self, other: Any) -> Self:
-        return self._binary("div", other)
-
-    def __and__(self, other: Any) -> Self:
-        return self._binary("and", other)
-
-    def __or__(self, other: Any) -> Self:
-        return self._binary("or", other)
-
-    def __xor__(self, other: Any) -> Self:
-        return self._binary("xor", other)
-
     def __invert__(self) -> Self:
         return self ^ (1 if self.lane == BOOL else -1)
-
-    def __lshift__(self, other: Any) -> Self:
-        return self._binary("shl", other)
-
-    def __rshift__(self, other: Any) -> Self:
-        return self._binary("lshr", other)
-
-    def shift_right_signed(self, other: Any) -> Self:
-        return self._binary("ashr", other)
 
     def shift_right_any(self, other: Any) -> Self:
         """x >> other, zeros shifted in, by any distance as an unsigned number: 0 from the width on. Some machines have it as it is."""
@@ -141,12 +135,6 @@ class Value(ABC):
     def __ne__(self, other: Any) -> Self:  # type: ignore[override]
         return self._binary("ne", other, BOOL)
 
-    def __lt__(self, other: Any) -> Self:
-        return self._binary("lt", other, BOOL)
-
-    def __le__(self, other: Any) -> Self:
-        return self._binary("le", other, BOOL)
-
     def __gt__(self, other: Any) -> Self:
         return self._match(other)._binary("lt", self, BOOL)
 
@@ -159,14 +147,6 @@ class Value(ABC):
         """Returns `yes` where this condition holds, else `no`. One of both is a value."""
         typed: Any = yes if isinstance(yes, Value) else no
         return self.apply("select", typed.lane, typed._match(yes), typed._match(no))
-
-    def max(self, other: Any) -> Self:
-        """The larger of two signed integers."""
-        return self._binary("max", other)
-
-    def min(self, other: Any) -> Self:
-        """The smaller of two signed integers."""
-        return self._binary("min", other)
 
     def bits(self) -> Self:
         return self.apply("bits", Lane("int", self.lane.bits))
@@ -199,10 +179,6 @@ class Value(ABC):
         """An f64 as an f32. rounding: RN or RZ."""
         return self.apply("fptrunc", F32, extra=rounding)
 
-    def add_toward_zero(self, other: Any) -> Self:
-        """x + y of floats, rounded toward zero."""
-        return self._binary("add_rz", other)
-
     def to_integral(self, rounding: str) -> Self:
         """A float rounded to an integer, as a float. rounding: RN, RM or RP."""
         return self.apply("integral", self.lane, extra=rounding)
@@ -217,6 +193,3 @@ class Value(ABC):
 
     def never(self) -> Self:
         return self.constant(0, BOOL)
-
-
-V = TypeVar("V", bound=Value)  # the values of one renderer

@@ -13,14 +13,14 @@ from tcemu.engine.formats.number_formats import F16, F32, UE8M0, Format
 
 FILES = {  # entry point of a text -> its files, in order
     "integer": ("decode", "step", "sums", "integer"),
-    "warp": ("decode", "step", "sums", "lanes", "significands", "warp"),
+    "warp": ("decode", "step", "sums", "lanes", "significands", "warp", "registers"),
+    "steps": ("decode", "step", "sums", "lanes", "significands", "warp"),  # no kernel: what another text calls
     "prepare": ("decode", "sums", "prepared", "prepare"),
     "tile": ("decode", "step", "sums", "prepared", "align", "products", "tile"),
 }
 STEPS_OF_GROUPS = {"products": "groups"}  # where products are summed in groups
 STEPS_REPEATED = {"products": "repeated"}  # where a tensor core truncates each product
 FLOATS = {"significands": "floats"}  # where a warp keeps factors as f32
-OF_WARP = 3  # files of "warp" that need its tables
 CODES = {8: "u8", 16: "u16", 32: "u32"}
 COUNTED = (  # numbers of a step that the loops use
     "terms", "of_instruction", "of_group", "groups", "chain", "together", "fraction_bits", "mantissas", "summed", "floor", "promoted",
@@ -138,7 +138,7 @@ def kernel_text(
         spec: The formats, A and B as they are multiplied.
         result: Format of the steps' results.
         tiles: For "prepare" and "tile".
-        stored: For "warp".
+        stored: For "warp" and "steps".
     """
     form, scale = IntegerForm(n, spec.a, spec.b, result), spec.scale or UE8M0
     instead = (STEPS_OF_GROUPS if n.summed else {}) | (FLOATS if stored is not None and stored.floats else {})
@@ -166,9 +166,10 @@ def kernel_text(
     if tiles is not None:
         arrangement = {name: value for name, value in tiles._asdict().items() if name != "form"}
         numbers += "\n" + functions.constants_text(**functions.tile_constants(tiles.form), **arrangement)
-    files = [_file(instead.get(name, name)) for name in FILES[entry]]
-    before, own = files[:-OF_WARP], files[-OF_WARP:]
-    tables = [] if stored is None else [functions.constants_text(**functions.register_constants(form, stored.formats)), stored.tables]
+    files = {name: _file(instead.get(name, name)) for name in FILES[entry]}
+    if stored is not None:
+        tables = [functions.constants_text(**functions.register_constants(form, stored.formats)), stored.tables]
+        files["lanes"] = "\n".join([*tables, files["lanes"]])
     text = [
         _file("machine"),
         MACHINE_ENDS,
@@ -180,7 +181,7 @@ def kernel_text(
         *types,
         *rendered,
     ]
-    return "\n".join([*text, *before, *tables, *own])
+    return "\n".join([*text, *files.values()])
 
 
 def quantizer_text(request: ElementwiseRequest) -> str:

@@ -1,4 +1,4 @@
-"""The kernel `warp.cu`: a batch of single instructions, registers in and registers out. `WarpOperands` describes a lane's registers."""
+"""The kernel `registers.cu`: a batch of single instructions, from registers to registers. `WarpOperands` describes a lane's registers."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from jax import Array
 
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec
-from tcemu.engine.arithmetic.step.forms import StepNumbers, step_numbers
+from tcemu.engine.arithmetic.step.forms import IntegerForm, StepNumbers, step_numbers
 from tcemu.engine.backends.batched_calls import call_batched, launch_numbers
 from tcemu.engine.backends.cuda import kernel_text as source
 from tcemu.engine.backends.cuda.fragment_tables import TablePlan, plan_tables, tables_text
@@ -84,6 +84,17 @@ def find_small_matrix_kernel(
     return RegisterKernel(numbers, spec, result, warp)
 
 
+def share_products(left: RegisterKernel, right: RegisterKernel) -> bool:
+    """Return whether steps of one kernel are made of whole steps of the other, on the same words of shared memory and without chains."""
+    plans, forms = [], []
+    for kernel in (left, right):
+        plans.append((_plan(kernel), kernel.spec.a, kernel.spec.b, kernel.warp))
+        forms.append(IntegerForm(kernel.numbers, kernel.spec.a, kernel.spec.b, kernel.result))
+    shorter, longer = sorted(form.numbers.terms for form in forms)
+    single = all(form.products_are_normal and form.numbers.chain == 0 and form.numbers.groups == 1 for form in forms)
+    return plans[0] == plans[1] and plans[0][0].floats and single and left.numbers.of_group % longer == longer % shorter == 0
+
+
 def warps_per_block(kernel: RegisterKernel) -> int:
     return _plan(kernel).warps
 
@@ -94,10 +105,19 @@ def _plan(kernel: RegisterKernel) -> TablePlan:
     return made
 
 
-def register_kernel_text(kernel: RegisterKernel) -> str:
+def register_kernel_text(kernel: RegisterKernel, entry: str = "warp") -> str:
+    """Return the CUDA C++ of a register kernel, or of its steps alone.
+
+    Args:
+        kernel: The kernel.
+        entry: "warp" or "steps".
+
+    Returns:
+        The text.
+    """
     n, spec, warp, made = kernel.numbers, kernel.spec, kernel.warp, _plan(kernel)
     tables = f"constexpr bool C_SAME = {int(kernel.result == warp.c.format)};\n{tables_text(n, warp, made)}"
-    return source.kernel_text("warp", n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))
+    return source.kernel_text(entry, n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))
 
 
 def multiply_by_register_kernel(kernel: RegisterKernel, operands: KernelRegisters) -> Array:
@@ -129,6 +149,6 @@ def instructions_per_warp(items: int) -> int:
 
 
 def launch_sizes(kernel: RegisterKernel, batch: int, each: int, alone: tuple[bool, ...]) -> list[int]:
-    """`Sizes` of warp.cu. each: instructions of one warp; alone: of the operands that there are."""
+    """`Sizes` of lanes.cu. each: instructions of one warp; alone: of the operands that there are."""
     given = iter(alone)
     return [batch, each, *(int(present and not next(given)) for present in kernel.present)]

@@ -110,7 +110,10 @@ class BlockKernel:
     def sides_are_bounded(self, sides: Sequence[BlockSide], is_narrow: bool, check: Callable[..., Value]) -> Value:
         """Returns whether this step's operands and the accumulators are bounded.
 
-        is_narrow: the formats alone bound the exponents; check: decides by the ends of both ranges, and the bits of K.
+        Args:
+            sides: Of A and of B, prepared for the step.
+            is_narrow: The formats alone bound the exponents.
+            check: Decides by the ends of both ranges, and the bits of K.
         """
         b, bounded = self.b, self.b.load(I1, self.are_bounded)
         for side in sides:

@@ -20,7 +20,7 @@ from tcemu.engine.backends.elementwise_request import ElementwiseRequest, Magnit
 from tcemu.engine.backends.llvm import machine_code, xla_call
 from tcemu.engine.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.engine.backends.llvm.xla_call import Kernel
-from tcemu.engine.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
+from tcemu.engine.backends.product_requests import MatrixProduct, Program, RegisterProduct
 from tcemu.engine.formats.coding import recode
 from tcemu.engine.formats.number_formats import Format
 
@@ -71,11 +71,6 @@ def registers_program(product: RegisterProduct) -> Program:
         raise Unsupported("its kernel for registers does not take this instruction")
     words = forms.words  # the program keeps no operand alive
     return lambda operands: call_batched(call, *words(op, operands)[:3])
-
-
-def promoted_program(product: PromotedProduct) -> Program:
-    """No kernel promotes sums. Raises Unsupported."""
-    raise Unsupported("its kernels reduce one chunk at a time")
 
 
 def matrices_program(product: MatrixProduct, target: machine_code.Target | None = None) -> Program:
@@ -182,7 +177,12 @@ def run_elementwise(request: ElementwiseRequest | MagnitudeRequest, result: jax.
 
 
 def elementwise_kernel(request: ElementwiseRequest | MagnitudeRequest, target: machine_code.Target | None = None) -> Kernel:
-    """Returns the kernel of a request. target: the CPU; None: this machine's."""
+    """Returns the kernel of a request.
+
+    Args:
+        request: The request.
+        target: The CPU; None: this machine's.
+    """
     from tcemu.engine.backends.llvm.elementwise_kernel import elements_text, magnitudes_text  # they need llvmlite
 
     if isinstance(request, MagnitudeRequest):

@@ -309,12 +309,6 @@ class Statement(NamedTuple):
         return launch(entry, min(cases, BLOCKS), result, launch_numbers(cases, image).astype(jnp.uint32), *words)[0]
 
 
-def run_statement(op: Instruction, target: str, form: int, immediates: Mapping[str, Any], words: Mapping[str, Array]) -> Array:
-    """Runs one statement inside a program: words with the cases in front, as a `silicon.Runner` takes and returns them."""
-    statement = Statement(op, target, form, tuple(sorted(immediates.items())))
-    return call_batched(statement, *(words[name] for name in statement.input_names))
-
-
 IMAGE_WORDS = 8  # 32 bytes, so that every case's image is aligned for anything
 
 
@@ -347,5 +341,13 @@ def operand_rank(op: Instruction, name: str) -> int:
 
 
 def program_runner(target: str) -> Run:
-    """Returns the function that runs statements inside a program, on the GPU that is here, of this target."""
-    return lambda op, form, immediates, words: run_statement(op, target, form, immediates, words)
+    """Returns the function that runs statements inside a program, on the GPU that is here, of this target.
+
+    It takes and returns words with the cases in front, as a `silicon.Runner` does.
+    """
+
+    def run(op: Instruction, form: int, immediates: Mapping[str, Any], words: Mapping[str, Array]) -> Array:
+        statement = Statement(op, target, form, tuple(sorted(immediates.items())))
+        return call_batched(statement, *(words[name] for name in statement.input_names))
+
+    return run

@@ -11,7 +11,7 @@ promised is the table in `promises`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from tcemu.kernels.ptx.hazards.clocks import FENCED, KNOWN, MAX_PHASE_COLUMNS, V
 from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
 from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, PlaceReporter
 from tcemu.kernels.ptx.simt.chunk import Chunk
 from tcemu.kernels.ptx.simt.device_memory import (
     CONST_ROOM,
@@ -53,18 +53,6 @@ from tcemu.kernels.ptx.text.ptx_types import KINDS
 UNIT_BYTES = 16
 MAX_CLOCK_BYTES, MAX_RECORD_BYTES = 1 << 26, 1 << 32  # above these, blocks or a memory are not followed
 GENERIC_SPACES = ("", "shared", "shared::cluster", "global", "const")
-
-
-class HazardReporter(Protocol):
-    """The launch as the tracker needs it."""
-
-    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
-        """Return a statement and the thread that executed it in words."""
-        ...
-
-    def raise_fault(self, chunk: Chunk) -> None:
-        """Raise the first fault that the chunk has met by itself, if there is one."""
-        ...
 
 
 class Threads(NamedTuple):
@@ -113,13 +101,15 @@ class AccessTracker:
     """
 
     def __init__(
-        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, memory_bytes: int, rooms: tuple[Any, Any],
-        reporter: HazardReporter,
-    ) -> None:  # fmt: skip
+        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, chunk: Chunk, reporter: PlaceReporter
+    ) -> None:
+        """Follow a chunk of `shape` (blocks, threads)."""
         self.kernel, self.reporter = kernel, reporter
         self.blocks, self.threads_per_block = shape
         self.cluster, self.shared_bytes = cluster, -(-shared_bytes // UNIT_BYTES) * UNIT_BYTES
-        self.room_starts, self.room_sizes = (np.asarray(each).astype(np.int64) for each in rooms)
+        self.room_starts, self.room_sizes = (
+            np.asarray(chunk.leaves[index]).astype(np.int64) for index in chunk.layout.leaves_below("rooms")
+        )
         self.notes: dict[tuple[Hazard, int], str] = {}
         self.asynchronous = any(_uses_async_proxy(line) for line in kernel.statements)
         self.orders = any(_orders_by_memory(line) for line in kernel.statements)
@@ -128,6 +118,8 @@ class AccessTracker:
         self.reports_unwritten = not kernel.uses("cp")
         self.clocks = self._new_clocks()
         self.actors = 1 << (self.clocks.phase_column + (MAX_PHASE_COLUMNS if kernel.uses("mbarrier") else 0) + 1).bit_length()
+        # groups that an access tells apart; those of shared memory are known from its place
+        self.groups = min(self.blocks // self.clocks.span, (1 << ACTOR_BITS) // self.actors - 1)
         self.handlers: dict[int, Handler] = {}
         granules = {"shared": 4, "global": 4}
         for line in kernel.statements:
@@ -137,7 +129,7 @@ class AccessTracker:
         warps = self.clocks.warps
         self.slots = cluster * warps + -(-warps // 4) + 1  # readers of shared memory: warps, warpgroups' products, bulk copies
         self.shared = self._records("shared", self.blocks * self.shared_bytes, granules["shared"], self.slots)
-        self.memory = self._records("global", memory_bytes, granules["global"], 2)
+        self.memory = self._records("global", 4 * chunk["memory"].size, granules["global"], 2)
         self.mbarriers: dict[tuple[int, int], Phases] = {}
         self._touched_mbarriers: set[tuple[int, int]] = set()  # those that the current statement may have completed
         self.pools: dict[int, np.ndarray] = {}  # what threads pass to each barrier, int32[blocks, planes, columns]
@@ -168,9 +160,9 @@ class AccessTracker:
     def _records(self, name: str, size: int, granule: int, slots: int) -> AccessRecords | None:
         """Return the records of a memory; None if they would be too large."""
         cells = size // granule
-        if not cells or cells * (14 + 8 * slots) > MAX_RECORD_BYTES:
+        if not cells or cells * (14 + 8 * slots) > MAX_RECORD_BYTES or len(self.kernel.statements) >= 1 << STATEMENT_BITS:
             return None
-        if self.blocks // self.clocks.span * self.actors >= 1 << ACTOR_BITS or len(self.kernel.statements) >= 1 << STATEMENT_BITS:
+        if name == "global" and self.groups < self.blocks // self.clocks.span:
             return None
         return AccessRecords(name, cells, granule, slots, rotates=name == "global")
 
@@ -247,8 +239,14 @@ class AccessTracker:
                 at = int(wrong.argmax())
                 self._forbid(event, hazard, int(who.rows[at]), int(who.threads[at]), int(own[at]) % self.cluster)
 
+    def _one(self, row: int, thread: int) -> Threads:
+        return Threads(np.array([row]), np.array([thread]))
+
     def _actor(self, kind: Column, who: Threads) -> np.ndarray:
-        return who.rows // self.clocks.span * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
+        return self._group(who.rows) * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
+
+    def _group(self, rows: Any) -> Any:
+        return rows // self.clocks.span % self.groups
 
     # ---- checks
 
@@ -259,7 +257,7 @@ class AccessTracker:
             return index
         earlier, rows, threads = decode_access(accesses[index]), rows[index], threads[index]
         group, column = earlier.actor // self.actors, earlier.actor % self.actors
-        same = group == rows // self.clocks.span
+        same = group == self._group(rows)
         column = np.where(same, column, 0)
         ordered = same & self.clocks.knows(rows, threads, column, earlier.number, plane)
         if not self.between_blocks:
@@ -313,11 +311,12 @@ class AccessTracker:
                 wrong = wrong[~replicated]
         self._report(event, hazard, runs.records, int(readers[wrong[0]]), int(rows[wrong[0]]), int(threads[wrong[0]]))
 
-    def _describe_actor(self, access: int) -> tuple[str, Column | None]:
-        """Return an earlier access in words, and its column; None for a copy that completes at an mbarrier."""
+    def _describe_actor(self, access: int, finder: int) -> tuple[str, Column | None]:
+        """Return an earlier access in words, and its column; None for a copy that completes at an mbarrier. finder: row of a block."""
         earlier, clocks = decode_access(access), self.clocks
         line = self.kernel.statements[earlier.statement]
         group, column = divmod(int(earlier.actor), self.actors)
+        group = finder // clocks.span if group == self._group(finder) else group
         if column >= clocks.phase_column:
             return f"that is line {line.statement.position.line}, {line.statement.opcode}", None
         position, place = divmod(column, clocks.span * clocks.warps)
@@ -329,7 +328,7 @@ class AccessTracker:
 
     def _report(self, event: ExecutedStatement, hazard: Hazard, records: AccessRecords, access: int, row: int, thread: int) -> None:
         """Raise a hazard between an earlier access and this one."""
-        words, kind = self._describe_actor(access)
+        words, kind = self._describe_actor(access, row)
         if kind in (Column.BULK_READ, Column.PRODUCT):
             hazard = Hazard.COPY_READS
         elif kind is None or kind in (Column.BULK_WRITE, Column.COPY):
@@ -385,7 +384,7 @@ class AccessTracker:
         for runs in self._locate(event, space, address, executing, size):
             records, who = runs.records, runs.who
             cells = records.cells(runs.first_byte, size)
-            own = None if values is None else _cell_values(values[runs.places], records.granule)
+            own = None if values is None else np.ascontiguousarray(values[runs.places]).view(f"<u{records.granule}").astype(np.uint32)
             equal = None if own is None else records.value[cells] == own
             self._check_writer(event, runs, cells, strong, Hazard.UNORDERED_WRITE, equal)
             if not compares:
@@ -537,9 +536,9 @@ class AccessTracker:
                     known[rows, threads, plane] = np.maximum(known[rows, threads, plane], received[:, plane])
 
     def _synchronise_warps(self, executing: np.ndarray) -> None:
-        for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)):
-            threads = int(warp) * LANES + np.flatnonzero(executing[row, warp * LANES : (warp + 1) * LANES])
-            self.clocks.acquire(int(row), threads, self.clocks.release(int(row), threads))
+        for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)).tolist():
+            threads = warp * LANES + np.flatnonzero(executing[row, warp * LANES : (warp + 1) * LANES])
+            self.clocks.acquire(row, threads, self.clocks.release(row, threads))
 
     def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
         """Pass on what threads know when they arrive at barriers, by number; relaxed: they pass on nothing."""
@@ -594,7 +593,7 @@ class AccessTracker:
             rows = np.full(len(threads), user)
             wrong = self._unordered(np.full(len(threads), phases.init), rows, threads, KNOWN, False)
             if len(wrong):
-                words, _ = self._describe_actor(phases.init)
+                words, _ = self._describe_actor(phases.init, user)
                 self._forbid(event, Hazard.UNORDERED_INIT, user, int(threads[wrong[0]]), words)
         return phases
 
@@ -624,8 +623,7 @@ class AccessTracker:
         return follow
 
     def _own_access(self, event: ExecutedStatement, row: int, thread: int) -> int:
-        who = Threads(np.array([row]), np.array([thread]))
-        actor = self._actor(Column.ACCESS, who)
+        actor = self._actor(Column.ACCESS, self._one(row, thread))
         return int(encode_access(actor, self.clocks.epoch[row, thread // LANES], event.linked.number, thread % LANES)[0])
 
     def _wait(self, event: ExecutedStatement, done: Operand, row: int, offset: int, user: int, threads: np.ndarray, phases: Phases) -> None:
@@ -674,11 +672,6 @@ def narrow_granules(granules: dict[str, int], space: str, size: int) -> None:
     for name in granules:
         if not space or space.startswith(name):
             granules[name] = min(granules[name], size)
-
-
-def _cell_values(values: np.ndarray, granule: int) -> np.ndarray:
-    """Return the values of cells, uint32[n, cells], of bytes uint8[n, size]."""
-    return np.ascontiguousarray(values).view(f"<u{granule}").astype(np.uint32)
 
 
 def _uses_async_proxy(line: LinkedStatement) -> bool:

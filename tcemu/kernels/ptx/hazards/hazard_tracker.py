@@ -19,12 +19,12 @@ from tcemu.kernels.ptx.hazards.access_records import (
     decode_access,
     encode_access,
 )
-from tcemu.kernels.ptx.hazards.access_tracker import UNIT_BYTES, AccessTracker, Handler, HazardReporter, Runs, Threads, narrow_granules
+from tcemu.kernels.ptx.hazards.access_tracker import UNIT_BYTES, AccessTracker, Handler, Runs, narrow_granules
 from tcemu.kernels.ptx.hazards.clocks import KNOWN, VISIBLE, Column
 from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
 from tcemu.kernels.ptx.hazards.operand_places import box_ranges, decode_map, descriptor_units
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, PlaceReporter
 from tcemu.kernels.ptx.simt import tensor_maps as maps
 from tcemu.kernels.ptx.simt.chunk import Chunk
 from tcemu.kernels.ptx.simt.device_memory import (
@@ -47,10 +47,9 @@ class HazardTracker(AccessTracker):
     """The hazards of a chunk of blocks."""
 
     def __init__(
-        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, memory_bytes: int, rooms: tuple[Any, Any],
-        reporter: HazardReporter,
-    ) -> None:  # fmt: skip
-        super().__init__(kernel, shape, cluster, shared_bytes, memory_bytes, rooms, reporter)
+        self, kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, chunk: Chunk, reporter: PlaceReporter
+    ) -> None:
+        super().__init__(kernel, shape, cluster, shared_bytes, chunk, reporter)
         warps = self.clocks.warps
         self.copy_groups = np.zeros((*shape, RING), np.int32)  # last cp.async of each committed group
         self.copy_committed = np.zeros(shape, np.int64)
@@ -169,7 +168,7 @@ class HazardTracker(AccessTracker):
         writers = _distinct(records.writer[cells].ravel())
         generic = writers[self._is_generic(writers)]
         for plane, hazard, accesses in ((KNOWN, Hazard.UNORDERED_READ, writers), (VISIBLE, Hazard.PROXY_FENCE_MISSING, generic)):
-            for threads in groups if len(accesses) else ():
+            for threads in filter(len, groups if len(accesses) else ()):
                 count = len(threads)
                 rows = np.full(len(accesses) * count, row)
                 wrong = self._unordered(np.repeat(accesses, count), rows, np.tile(threads, len(accesses)), plane, False)
@@ -248,15 +247,14 @@ class HazardTracker(AccessTracker):
     def _note_product(self, event: ExecutedStatement, row: int, first: int, cells: np.ndarray) -> None:
         if self.shared is None or not len(cells):
             return
-        actor = self._actor(Column.PRODUCT, Threads(np.array([row]), np.array([first * LANES])))
+        actor = self._actor(Column.PRODUCT, self._one(row, first * LANES))
         access = encode_access(actor, self.products[row, first], event.linked.number, 0)
         slot = self.cluster * self.clocks.warps + first // 4
         self.shared.readers[cells, slot] = access
 
     def _warpgroups(self, executing: np.ndarray) -> list[tuple[int, int]]:
         """Return the row and the first warp of the warpgroups with executing threads."""
-        rows, warps = np.nonzero(executing.reshape(self.blocks, -1, LANES).any(-1))
-        return sorted({(int(row), int(warp) // 4 * 4) for row, warp in zip(rows, warps, strict=True)})
+        return sorted({(row, warp // 4 * 4) for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)).tolist()})
 
     def _commit_products(self, executing: np.ndarray) -> None:
         for row, first in self._warpgroups(executing):
@@ -299,8 +297,8 @@ class HazardTracker(AccessTracker):
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             places = [event.operand_value(each, "b64") for each in (target, source)]
             sizes = event.operand_value(size, "u32")
-            for row, thread in np.argwhere(executing):
-                row, thread, count = int(row), int(thread), int(sizes[row, thread])
+            for row, thread in np.argwhere(executing).tolist():
+                count = int(sizes[row, thread])
                 to, start = (np.uint64(each[row, thread]) for each in places)
                 if to_global:
                     self._store_bulk(event, row, thread, start, count, [(to, count)], "reduce" in parts)
@@ -327,31 +325,26 @@ class HazardTracker(AccessTracker):
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             place, address = event.operand_value(pure, "b64"), event.operand_value(others[0], "b64")
             given = [event.operand_value(each, "s32") for each in coordinates]
-            for row, thread in np.argwhere(executing):
-                row, thread = int(row), int(thread)
+            for row, thread in np.argwhere(executing).tolist():
                 words = self._map_words(event, row, int(place[row, thread]))
                 if words is None:
                     continue
-                box = decode_map(words, rank)
-                count = box.units * (4 if rows else 1) * UNIT_BYTES
+                box, swizzle = decode_map(words, rank)
+                count = int(box.units) * (4 if rows else 1) * UNIT_BYTES
                 at = [int(np.int64(np.uint32(each[row, thread]).astype(np.int32))) for each in given]
                 ranges = box_ranges(box, at) if plain else []
                 shared = np.uint64(address[row, thread])
-                self._check_alignment(event, row, thread, int(shared), box.swizzle)
+                period, start = 8 * swizzle, int(shared) & SHARED_OFFSET_MASK
+                if period and start % period:
+                    self._forbid(event, Hazard.STAGE_ALIGNMENT, row, thread, start, period)
                 if to_global:
                     self._store_bulk(event, row, thread, shared, count, ranges, "reduce" in parts)
                     continue
                 self._read_memory(event, row, thread, ranges)
                 ranks = None if mask is None else int(event.operand_value(mask, "b16")[row, thread])
-                self._load_bulk(event, row, thread, shared, count, others[1], ranks, box.swizzle)
+                self._load_bulk(event, row, thread, shared, count, others[1], ranks, swizzle)
 
         return follow
-
-    def _check_alignment(self, event: ExecutedStatement, row: int, thread: int, address: int, swizzle: int) -> None:
-        period = 8 * swizzle
-        offset = address & SHARED_OFFSET_MASK
-        if swizzle and offset % period:
-            self._forbid(event, Hazard.STAGE_ALIGNMENT, row, thread, offset, period)
 
     def _map_words(self, event: ExecutedStatement, row: int, address: int) -> bytes | None:
         """Return the words of a tensor map at a generic address; None where no map lies."""
@@ -364,9 +357,6 @@ class HazardTracker(AccessTracker):
             return None
         words = data[offset // 4 : offset // 4 + maps.MAP_BYTES // 4]
         return words.tobytes() if len(words) == maps.MAP_BYTES // 4 and int(words[0]) == maps.MAGIC else None
-
-    def _one(self, row: int, thread: int) -> Threads:
-        return Threads(np.array([row]), np.array([thread]))
 
     def _load_bulk(
         self, event: ExecutedStatement, row: int, thread: int, address: np.uint64, size: int, barrier: Operand | None, ranks: int | None,
@@ -391,7 +381,7 @@ class HazardTracker(AccessTracker):
                 cells = self.shared.cells(runs.first_byte, size)
                 self._check_writer(event, runs, cells, False, Hazard.UNORDERED_WRITE)
                 self._check_readers(event, runs, cells, False)
-                actor = np.array(row // self.clocks.span * self.actors + column)
+                actor = np.array(self._group(row) * self.actors + column)
                 self.shared.note_write(cells, encode_access(actor, phases.count + 1, event.linked.number, thread % LANES), None)
                 if swizzle is not None:
                     self.shared.swizzle[cells] = swizzle + 1
@@ -446,14 +436,13 @@ class HazardTracker(AccessTracker):
             self.memory.note_write(targets, np.broadcast_to(access, targets.shape), None)
 
     def _commit_bulk(self, executing: np.ndarray) -> None:
-        for row, thread in np.argwhere(executing):
-            groups = self.bulk_pending.get((int(row), int(thread)))
+        for row, thread in np.argwhere(executing).tolist():
+            groups = self.bulk_pending.get((row, thread))
             if groups is not None:
                 groups.append([])
 
     def _wait_for_bulk(self, executing: np.ndarray, pending: int, reads_only: bool) -> None:
-        for row, thread in np.argwhere(executing):
-            row, thread = int(row), int(thread)
+        for row, thread in np.argwhere(executing).tolist():
             groups = self.bulk_pending.get((row, thread))
             if groups is None:
                 continue
@@ -491,7 +480,7 @@ class HazardTracker(AccessTracker):
         known = self.clocks.known[row, :, KNOWN].max(0)
         pending = np.flatnonzero(foreign & (known[np.where(foreign, column, 0)] < earlier.number))
         if len(pending):
-            words, _ = self._describe_actor(int(accesses[pending[0]]))
+            words, _ = self._describe_actor(int(accesses[pending[0]]), row)
             text = Hazard.USED_AT_EXIT.message(int(users[pending[0]]) % self.cluster, words)
             raise UndefinedBehaviour(f"{self.reporter.describe(line, row, thread)}: {text}")
 
@@ -515,8 +504,8 @@ class HazardTracker(AccessTracker):
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             place = event.operand_value(target, "b64")
-            for row, thread in np.argwhere(executing):
-                self._load_bulk(event, int(row), int(thread), np.uint64(place[row, thread]), UNIT_BYTES, barrier, ranks, None)
+            for row, thread in np.argwhere(executing).tolist():
+                self._load_bulk(event, row, thread, np.uint64(place[row, thread]), UNIT_BYTES, barrier, ranks, None)
 
         return follow
 
@@ -529,8 +518,7 @@ class HazardTracker(AccessTracker):
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             places, barriers = (event.operand_value(each, "b64") for each in (address, barrier))
-            for row, thread in np.argwhere(executing):
-                row, thread = int(row), int(thread)
+            for row, thread in np.argwhere(executing).tolist():
                 at, size = np.uint64(places[row, thread]), count * bits // 8
                 if line.statement.name == "st":
                     self._load_bulk(event, row, thread, at, size, barrier, None, None)
@@ -545,13 +533,3 @@ class HazardTracker(AccessTracker):
 def _distinct(values: np.ndarray) -> np.ndarray:
     """Return the different values of an array."""
     return values[:1] if len(values) and (values == values[0]).all() else np.unique(values)
-
-
-def hazard_tracker(
-    kernel: Kernel, shape: tuple[int, int], cluster: int, shared_bytes: int, chunk: Chunk, reporter: HazardReporter
-) -> HazardTracker | None:
-    """Return the tracker of a chunk of `shape` (blocks, threads), or None if the kernel is not checked."""
-    if not kernel.checked:
-        return None
-    memory, rooms = chunk["memory"], [np.asarray(chunk.leaves[index]) for index in chunk.layout.leaves_below("rooms")]
-    return HazardTracker(kernel, shape, cluster, shared_bytes, 4 * memory.size, (rooms[0], rooms[1]), reporter)

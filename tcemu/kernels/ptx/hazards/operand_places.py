@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,43 +33,26 @@ def descriptor_units(op: Wgmma, name: str, major: str, value: int) -> tuple[np.n
     return units, slices, SWIZZLE_BYTES[int(decode_descriptor(words).mode)], lines.size - len(units)
 
 
-class MapBox(NamedTuple):
-    """A tensor map and its box, as Python numbers; see `TensorBox`."""
-
-    start: int
-    bits: int
-    units: int  # of 16 bytes
-    swizzle: int  # in bytes
-    plain: bool  # a box of elements of whole bytes, not interleaved
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    boxes: tuple[int, ...]
-    steps: tuple[int, ...]
-
-
 @lru_cache(maxsize=1024)
-def decode_map(words: bytes, rank: int) -> MapBox:
+def decode_map(words: bytes, rank: int) -> tuple[TensorBox, int]:
+    """Return the fields of a tensor map as NumPy's arrays, and the bytes of its swizzle."""
+    data = np.frombuffer(words, np.uint32)
     with jax.enable_x64(True):
-        data = np.frombuffer(words, np.uint32)
-        box: TensorBox = decode_tensor_map(jnp.asarray(data), rank)
-        numbers = lambda value: tuple(int(each) for each in np.asarray(value))
-        mode = int(data[maps.KIND_WORD] >> maps.FIELD_SHIFTS["swizzle_mode"] & 3)
-        return MapBox(
-            int(box.start), int(box.bits), int(box.units), maps.SWIZZLES[mode], int(box.bits) % 8 == 0 and not bool(box.is_interleaved),
-            numbers(box.dims), numbers(box.strides), numbers(box.boxes), numbers(box.steps),
-        )  # fmt: skip
+        box = jax.tree.map(np.asarray, decode_tensor_map(jnp.asarray(data), rank))
+    return box, maps.SWIZZLES[int(data[maps.KIND_WORD] >> maps.FIELD_SHIFTS["swizzle_mode"] & 3)]
 
 
-def box_ranges(box: MapBox, coordinates: Sequence[int]) -> list[tuple[int, int]]:
+def box_ranges(box: TensorBox, coordinates: Sequence[int]) -> list[tuple[int, int]]:
     """Return the addresses and sizes of the rows of a box that lie in the tensor; nothing for a box that is not followed."""
-    if not box.plain or len(coordinates) != len(box.dims):
+    bits = int(box.bits)
+    if bits % 8 or box.is_interleaved or len(coordinates) != len(box.dims):
         return []
-    low, high = max(coordinates[0], 0), min(coordinates[0] + box.boxes[0], box.dims[0])
+    low, high = max(coordinates[0], 0), min(coordinates[0] + int(box.boxes[0]), int(box.dims[0]))
     if low >= high:
         return []
-    starts = np.array([box.start + low * box.bits // 8], np.int64)
+    starts = np.array([int(box.start) + low * bits // 8], np.int64)
     for axis in range(1, len(box.dims)):
-        at = coordinates[axis] + np.arange(box.boxes[axis]) * box.steps[axis]
+        at = coordinates[axis] + np.arange(int(box.boxes[axis])) * box.steps[axis]
         at = at[(at >= 0) & (at < box.dims[axis])]
         starts = (starts[:, None] + at * box.strides[axis]).ravel()
-    return [(int(start), (high - low) * box.bits // 8) for start in starts]
+    return [(int(start), (high - low) * bits // 8) for start in starts]

@@ -15,14 +15,23 @@ from tcemu.kernels.ptx.operand_classes import check_operand_lists, check_operand
 from tcemu.kernels.ptx.scalar import scalar_table as scalars
 from tcemu.kernels.ptx.scalar import video_instructions
 from tcemu.kernels.ptx.simt import fences_and_addresses, memory_access, stack_memory, warp_collectives, wide_registers
-from tcemu.kernels.ptx.tensor import tensor_table as tensor
+from tcemu.kernels.ptx.tensor import (
+    async_stores,
+    launch_control,
+    mbarriers,
+    tcgen05_statements,
+    tensor_copies,
+    tensor_map_edits,
+    warp_matrices,
+    warpgroup_products,
+)
 from tcemu.kernels.ptx.text.module import Integer, Statement, Symbol, Vector
 
-FAMILIES = (
-    memory_access.PREPARE, fences_and_addresses.PREPARE, scalars.PREPARE, warp_collectives.PREPARE, tensor.PREPARE, stack_memory.PREPARE,
-    wide_registers.PREPARE, video_instructions.PREPARE,
+FAMILIES = (  # modules with a table of their own; of one name the last counts
+    memory_access, fences_and_addresses, scalars, warp_collectives, warp_matrices, warpgroup_products, tensor_copies, async_stores,
+    launch_control, mbarriers, tcgen05_statements, tensor_map_edits, stack_memory, wide_registers, video_instructions,
 )  # fmt: skip
-PREPARE: dict[str, Prepare] = {name: prepare for family in FAMILIES for name, prepare in family.items()}
+PREPARE: dict[str, Prepare] = {name: prepare for family in FAMILIES for name, prepare in family.PREPARE.items()}
 # the operand lists of the instructions that end a basic block, which the scheduler executes; those of branches and calls are names
 ENDINGS: dict[str, tuple[str, ...]] = {"ret": ("",), "exit": ("",), "trap": ("",)}
 BRANCHES = ("bra", "brx", "call")

@@ -21,13 +21,14 @@ from tcemu.base.errors import UndefinedBehaviour
 from tcemu.kernels.ptx.instruction_interface import Operation
 from tcemu.kernels.ptx.linker.compiled_statements import CARRY
 from tcemu.kernels.ptx.linker.linked_kernel import LinkedBlock, LinkedStatement
+from tcemu.kernels.ptx.runtime.tracing import qualified_registers
 from tcemu.kernels.ptx.simt.chunk import NameTable
 from tcemu.kernels.ptx.simt.device_memory import locate_shared
 from tcemu.kernels.ptx.simt.special_registers import TIMERS
 from tcemu.kernels.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY
 from tcemu.kernels.ptx.tensor.launch_control import LAUNCH_KEY
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT, decode_barrier
-from tcemu.kernels.ptx.text.module import Address, Operand, Register, Statement, flatten_operands, nested_operands
+from tcemu.kernels.ptx.text.module import Address, Operand, Register, flatten_operands, nested_operands
 
 if TYPE_CHECKING:
     from tcemu.kernels.ptx.runtime.scheduler import Schedule
@@ -168,11 +169,11 @@ def relevant_registers(blocks: list[LinkedBlock]) -> set[str]:
     for linked in blocks:
         moves = [move for callee in linked.callees for move in (*callee.argument_moves, *callee.result_moves)]
         if linked.terminator is not None:
-            needed |= _named_registers(linked.terminator.statement, linked.names)
+            needed.update(qualified_registers(linked.terminator.statement, linked.names))
         for each in (*linked.statements, *moves):
             statement, names = each.executed_statement, each.names
             if not isinstance(each.semantics, Operation):
-                needed |= set() if statement.name in NO_EFFECT else _named_registers(statement, names)
+                needed.update(() if statement.name in NO_EFFECT else qualified_registers(statement, names))
                 continue
             operation = each.semantics
             count = len(operation.results) - operation.carry_out
@@ -197,11 +198,6 @@ def _operand_registers(operand: Operand, names: NameTable) -> Iterator[str]:
         resolved = names.resolve(part) if part is not operand or not isinstance(part, Address) else part
         if isinstance(resolved, Register):
             yield names.qualified_name(resolved)
-
-
-def _named_registers(statement: Statement, names: NameTable) -> set[str]:
-    found = {names.qualified_name(part) for part in nested_operands(statement.operands) if isinstance(part, Register)}
-    return found | ({names.prefix + statement.guard.register} if statement.guard is not None else set())
 
 
 # ---- messages

@@ -199,14 +199,18 @@ def _encode_leaf(given: StructField) -> bytes:
     """Return the bytes of a number. Raises TypeError or ValueError for one that the field does not hold."""
     dtype = np.dtype(np.uint64) if given.dtype.kind == "O" else given.dtype
     value = 0 if given.value is None else given.value
-    if dtype.kind in "ui":
-        low, high = -(1 << 8 * dtype.itemsize - 1), (1 << 8 * dtype.itemsize) - 1
-        if not isinstance(value, int | np.integer | np.bool_):
-            raise TypeError(f"{given.name}: got {type(value).__name__}; expected an integer, the field is {dtype}")
-        if not low <= int(value) <= high:
-            raise ValueError(f"{given.name}: got {value}; a field of {dtype} holds {low} to {high}")
-        return (int(value) % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, "little")
-    return np.asarray(value).astype(dtype).tobytes()
+    if dtype.kind not in "ui":
+        return np.asarray(value).astype(dtype).tobytes()
+    if not isinstance(value, int | np.integer | np.bool_):
+        raise TypeError(f"{given.name}: got {type(value).__name__}; expected an integer, the field is {dtype}")
+    return _encode_integer(given.name, int(value), dtype.itemsize, f"field of {dtype}")
+
+
+def _encode_integer(name: str, value: int, size: int, holder: str) -> bytes:
+    low, high = -(1 << 8 * size - 1), (1 << 8 * size) - 1  # nvcc writes .u32 for int too
+    if not low <= value <= high:
+        raise ValueError(f"{name}: got {value}; a {holder} holds {low} to {high}")
+    return (value % (1 << 8 * size)).to_bytes(size, "little")
 
 
 @dataclass(frozen=True)
@@ -245,10 +249,11 @@ class LaunchInputs:
     reached: dict[int, Buffer] = field(default_factory=dict)  # by the identity of an array to which a table or a struct points
     references: list[Reference] = field(default_factory=list)  # the same ones for every case
 
-    def add_reference(self, holder: Buffer | None, byte: int, target: Buffer, offset: int = 0, tensor_map: TensorMap | None = None) -> None:
+    def add_reference(self, holder: Buffer | None, byte: int, target: Buffer, value: BufferPointer | TensorMap) -> None:
         """Note a pointer or a tensor map. holder: the buffer that contains it; None: the parameters."""
         numbers = {self.buffers[buffers[0]].room: number for number, (_, _, buffers) in enumerate(self.outputs)}
-        self.references.append(Reference(None if holder is None else numbers[holder.room], byte, numbers[target.room], offset, tensor_map))
+        place = None if holder is None else numbers[holder.room], byte, numbers[target.room]
+        self.references.append(Reference(*place, 0, value) if isinstance(value, TensorMap) else Reference(*place, value.offset))
 
     def add_buffer(self, name: str, room: int, data: np.ndarray) -> Buffer:
         """Append a buffer."""
@@ -299,35 +304,22 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
         for parameter, value in zip(parameters, args, strict=True):
             if _is_array(value):
                 _case_values(parameter.name, value, cases)
-    _check_memory(kernel, cases or 1)
+    sizes = [(byte_size(variable), f"the variable {variable.name}") for variable in kernel.globals]
+    sizes.append(((cases or 1) * _parameter_room(kernel), f"the memory of the parameters of {cases or 1:,} cases"))
+    largest = "{1} has {0:,} bytes".format(*max(sizes))
+    if sum(size for size, _ in sizes) > MAX_LAUNCH_BYTES:
+        raise ValueError(
+            f"{largest}; the variables and parameters of an emulated launch have at most {MAX_LAUNCH_BYTES:,}. Declare a smaller array, or "
+            "launch fewer cases at once"
+        )
     try:
         return _place_arguments(kernel, args, cases)
     except MemoryError:
-        raise ValueError(f"the launch needs more memory than this machine has: {_memory_parts(kernel, cases or 1)[0]}") from None
-
-
-def _memory_parts(kernel: Kernel, cases: int) -> list[str]:
-    """Describe the variables and the parameters of a launch, the largest first."""
-    return [f"{name} has {size:,} bytes" for size, name in sorted(_memory_sizes(kernel, cases), reverse=True)]
-
-
-def _memory_sizes(kernel: Kernel, cases: int) -> list[tuple[int, str]]:
-    sizes = [(byte_size(variable), f"the variable {variable.name}") for variable in kernel.globals]
-    return [*sizes, (cases * _parameter_room(kernel), f"the memory of the parameters of {cases:,} cases")]
+        raise ValueError(f"the launch needs more memory than this machine has: {largest}") from None
 
 
 def _parameter_room(kernel: Kernel) -> int:
     return align_up(max(kernel.parameter_bytes, 1), 16)
-
-
-def _check_memory(kernel: Kernel, cases: int) -> None:
-    """Raise ValueError if the variables and parameters of a launch are too large to be emulated."""
-    total = sum(size for size, _ in _memory_sizes(kernel, cases))
-    if total > MAX_LAUNCH_BYTES:
-        raise ValueError(
-            f"{_memory_parts(kernel, cases)[0]}; the variables and parameters of an emulated launch have at most {MAX_LAUNCH_BYTES:,}. "
-            "Declare a smaller array, or launch fewer cases at once"
-        )
 
 
 def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> LaunchInputs:
@@ -354,18 +346,14 @@ def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> 
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         start, size = kernel.parameters[parameter.name], byte_size(parameter)
         argument = value.data if isinstance(value, TensorMap | BufferPointer) and isinstance(value.data, int) else number
-        if isinstance(value, BufferPointer):
-            encoded = _encode_pointers(parameter, value, buffers.get(argument), len(args))
-            inputs.add_reference(None, start, buffers[argument][0], value.offset)
-        elif isinstance(value, TensorMap):
-            maps = _encode_tensor_maps(parameter, value, buffers.get(argument), len(args), size)
-            encoded = [each.view(np.uint8) for each in maps]
-            inputs.add_reference(None, start, buffers[argument][0], tensor_map=value)
-        elif isinstance(value, Struct):
+        if isinstance(value, BufferPointer | TensorMap):
+            _check_reference(parameter, value, argument in buffers, len(args))
+        if isinstance(value, Struct):
             encoded = [_encode_struct(inputs, parameter, value, buffers, start, size)]
-        elif number in buffers:  # an array or a table
-            encoded = [_address_bytes(buffer.address) for buffer in buffers[number]]
-            inputs.add_reference(None, start, buffers[number][0])
+        elif argument in buffers:
+            reference = value if isinstance(value, BufferPointer | TensorMap) else BufferPointer(value)
+            encoded = [_encode_reference(reference, buffer) for buffer in buffers[argument]]
+            inputs.add_reference(None, start, buffers[argument][0], reference)
         else:
             values = [value] if cases is None else _case_values(parameter.name, value, cases)
             encoded = [np.frombuffer(_encode_argument(parameter, single, size), np.uint8) for single in values]
@@ -374,8 +362,21 @@ def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> 
     return inputs
 
 
-def _address_bytes(address: int) -> np.ndarray:
-    return np.frombuffer(np.uint64(address).tobytes(), np.uint8)
+def _check_reference(parameter: Variable, value: BufferPointer | TensorMap, known: bool, count: int) -> None:
+    """Raise TypeError or ValueError for a pointer or tensor map that does not fit the parameter or, unless `known`, leads to no array."""
+    name, size = type(value).__name__, MAP_BYTES if isinstance(value, TensorMap) else POINTER_BYTES
+    if byte_size(parameter) != size:
+        found = f"{byte_size(parameter)}: .{parameter.kind}{_axes(parameter)}"
+        raise TypeError(f"{parameter.name}: got a {name}, which has {size} bytes; the parameter has {found}")
+    if not known:
+        expected = f"an array, or the number of an argument that is one, 0 to {count - 1}"
+        raise ValueError(f"{parameter.name}: its {name} points into {value.data!r}; expected {expected}")
+
+
+def _encode_reference(value: BufferPointer | TensorMap, buffer: Buffer) -> np.ndarray:
+    if isinstance(value, TensorMap):
+        return value.encode(buffer.address, buffer.data.nbytes).view(np.uint8)
+    return np.frombuffer(np.uint64(buffer.address + value.offset).tobytes(), np.uint8)
 
 
 def _add_buffers(inputs: LaunchInputs, name: str, array: np.ndarray, cases: int | None) -> list[Buffer]:
@@ -419,8 +420,8 @@ def _write_table(inputs: LaunchInputs, name: str, table: PointerTable, buffer: B
     words = buffer.data.copy()
     for byte, pointer in table.pointers.items():
         target = _find_buffer(inputs, f"memory behind {name}", pointer.data, buffers)
-        words[byte : byte + POINTER_BYTES] = _address_bytes(target.address + pointer.offset)
-        inputs.add_reference(buffer, byte, target, pointer.offset)
+        words[byte : byte + POINTER_BYTES] = _encode_reference(pointer, target)
+        inputs.add_reference(buffer, byte, target, pointer)
     position = next(i for i, each in enumerate(inputs.buffers) if each is buffer)
     inputs.buffers[position] = replace(buffer, data=words)
     return inputs.buffers[position]
@@ -434,56 +435,19 @@ def _encode_struct(
         raise TypeError(f"{parameter.name}: got a Struct of {struct.dtype.itemsize} bytes; the parameter has {size}")
     encoded = np.zeros(size, np.uint8)
     for each in struct.fields():
-        name, value = f"{parameter.name}.{each.name}", each.value
-        if isinstance(value, TensorMap):
-            buffer = _find_buffer(inputs, name, value.data, buffers)
-            data = value.encode(buffer.address, buffer.data.nbytes).view(np.uint8)
-            inputs.add_reference(None, start + each.offset, buffer, tensor_map=value)
-        elif each.is_pointer:
-            pointer = value if isinstance(value, BufferPointer) else BufferPointer(value)
-            buffer = _find_buffer(inputs, name, pointer.data, buffers)
-            data = _address_bytes(buffer.address + pointer.offset)
-            inputs.add_reference(None, start + each.offset, buffer, pointer.offset)
+        value = BufferPointer(each.value) if each.is_pointer and not isinstance(each.value, BufferPointer) else each.value
+        if isinstance(value, BufferPointer | TensorMap):
+            buffer = _find_buffer(inputs, f"{parameter.name}.{each.name}", value.data, buffers)
+            data = _encode_reference(value, buffer)
+            inputs.add_reference(None, start + each.offset, buffer, value)
         else:
             data = np.frombuffer(value if isinstance(value, bytes) else _encode_leaf(each), np.uint8)
         encoded[each.offset : each.offset + len(data)] = data
     return encoded
 
 
-def _encode_pointers(parameter: Variable, value: BufferPointer, buffers: list[Buffer] | None, count: int) -> list[np.ndarray]:
-    """Encode a pointer into a buffer, once for each case; `count`: number of arguments."""
-    if byte_size(parameter) != POINTER_BYTES:
-        raise TypeError(f"{parameter.name}: got a BufferPointer, which has 64 bits; the parameter is .{parameter.kind}{_axes(parameter)}")
-    if buffers is None:
-        raise ValueError(
-            f"{parameter.name}: its BufferPointer points into {value.data!r}; expected an array, or the number of an argument that is one, "
-            f"0 to {count - 1}"
-        )
-    return [_address_bytes(buffer.address + value.offset) for buffer in buffers]
-
-
 def _axes(parameter: Variable) -> str:
     return "".join(f"[{size}]" for size in parameter.shape)
-
-
-def _encode_tensor_maps(parameter: Variable, value: TensorMap, buffers: list[Buffer] | None, count: int, size: int) -> list[np.ndarray]:
-    """Encode a tensor map, once for each case.
-
-    Args:
-        parameter: The parameter that takes the map.
-        value: The map.
-        buffers: The buffers of the map's array; None: there is no such array.
-        count: Number of arguments.
-        size: Bytes of the parameter.
-    """
-    if size != MAP_BYTES:
-        raise TypeError(f"{parameter.name}: got a TensorMap, which has {MAP_BYTES} bytes; the parameter has {size}")
-    if buffers is None:
-        raise ValueError(
-            f"{parameter.name}: its TensorMap points to {value.data!r}; expected an array, or the number of an argument that "
-            f"is one, 0 to {count - 1}"
-        )
-    return [value.encode(buffer.address, buffer.data.nbytes) for buffer in buffers]
 
 
 def _is_pointer(parameter: Variable, value: Any, cases: int | None) -> bool:
@@ -544,7 +508,6 @@ def _write_pointers(kernel: Kernel, inputs: LaunchInputs) -> None:
 
 
 def _encode_argument(parameter: Variable, value: Any, size: int) -> bytes:
-    """Return the bytes of a number, or of a struct that is passed by value."""
     if isinstance(value, ctypes.Structure | ctypes.Union | ctypes.Array):
         value = _ctypes_bytes(parameter, value)
     if parameter.shape:
@@ -577,7 +540,6 @@ def _ctypes_bytes(parameter: Variable, value: Any) -> bytes:
 
 
 def _has_pointers(kind: Any) -> bool:
-    """Return True for a ctypes type with fields that are pointers."""
     if issubclass(kind, ctypes.Structure):
         return any(_has_pointers(each[1]) for each in getattr(kind, "_fields_", ()))
     if issubclass(kind, ctypes.Array):
@@ -603,7 +565,4 @@ def _encode_number(parameter: Variable, value: Any) -> bytes:
     if not isinstance(value, int | np.integer | np.bool_):
         expected = "an integer, or for a pointer a NumPy or JAX array" if kind.bits == 64 else "an integer"
         raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected {expected}, the parameter's type is .{kind.name}")
-    low, high = -(1 << kind.bits - 1), (1 << kind.bits) - 1  # nvcc writes .u32 for int too
-    if not low <= int(value) <= high:
-        raise ValueError(f"{parameter.name}: got {value}; a parameter of type .{kind.name} holds {low} to {high}")
-    return (int(value) % (1 << kind.bits)).to_bytes(kind.bits // 8, "little")
+    return _encode_integer(parameter.name, int(value), kind.bits // 8, f"parameter of type .{kind.name}")

@@ -16,7 +16,7 @@ from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.targets import TARGETS, parse_target_name, resolve_target
 from tcemu.kernels.ptx.cuda_source import Source, read_module
-from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker, hazard_tracker
+from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker
 from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.kernels.ptx.linker.constant_divisions import fold_constant_divisions
 from tcemu.kernels.ptx.linker.contraction import fuse_products
@@ -34,7 +34,7 @@ from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.special_registers import SM_COUNT
 from tcemu.kernels.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, block_bytes, new_tensor_memory
 from tcemu.kernels.ptx.tensor.launch_control import LAUNCH_KEY, PendingClusters
-from tcemu.kernels.ptx.tensor.tcgen05_protocol import Tcgen05Protocol, tcgen05_protocol
+from tcemu.kernels.ptx.tensor.tcgen05_protocol import Tcgen05Protocol
 from tcemu.kernels.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.kernels.ptx.text.module import Function, Module
 from tcemu.kernels.ptx.text.ptx_types import storage_dtype
@@ -286,11 +286,14 @@ class _Launch:
     ) -> tuple[list[Observer], list[Tcgen05Protocol | HazardTracker]]:
         """Return the observers of checked mode for a chunk of `shape` (blocks, threads), and those of them that observe barriers."""
         protocol = wgmma_protocol(self.kernel, shape, reporter.describe)
-        tensor = tcgen05_protocol(self.kernel, shape, self.shared_bytes, self.shape.cluster_size, reporter)
-        hazards = hazard_tracker(self.kernel, shape, self.shape.cluster_size, self.shared_bytes, chunk, reporter)
-        if tensor is not None:
-            tensor.hazards = hazards
-        return [each for each in (protocol, tensor, hazards) if each is not None], [each for each in (tensor, hazards) if each is not None]
+        at_barriers: list[Tcgen05Protocol | HazardTracker] = []
+        if self.kernel.checked:
+            hazards = HazardTracker(self.kernel, shape, self.shape.cluster_size, self.shared_bytes, chunk, reporter)
+            at_barriers = [hazards]
+            if self.kernel.uses("tcgen05"):
+                tensor = Tcgen05Protocol(self.kernel, shape, self.shared_bytes, self.shape.cluster_size, reporter, hazards)
+                at_barriers = [tensor, hazards]
+        return [*([] if protocol is None else [protocol]), *at_barriers], at_barriers
 
     def _check_freed_columns(self, chunk: Chunk, reporter: _FaultReporter) -> None:
         """Raise UndefinedBehaviour, in checked mode, for a block that has exited and has not freed its tensor memory."""

@@ -148,27 +148,21 @@ class RecordedLaunch:
 
 def _struct_argument(plain: np.ndarray, references: Sequence[tuple[Reference, int, Any]]) -> Struct:
     """Return a struct of these bytes, with values of references at their positions."""
-    layout: dict[str, Any] = {"names": [], "formats": [], "offsets": [], "itemsize": len(plain)}
-    values, end = {}, 0
+    fields: list[tuple[str, int, Any]] = []  # format, offset and value
+    end = 0
     for reference, begin, value in (*references, (None, len(plain), None)):
         if begin > end:  # the bytes between two references
-            _add_field(layout, f"V{begin - end}", end)
-            values[layout["names"][-1]] = plain[end:begin].tobytes()
+            fields.append((f"V{begin - end}", end, plain[end:begin].tobytes()))
         if reference is not None:
             end = begin + _reference_bytes(reference)
-            _add_field(layout, "u8" if reference.tensor_map is None else f"V{MAP_BYTES}", begin)
-            values[layout["names"][-1]] = value
-    return Struct(np.dtype(layout), values)  # type: ignore[reportCallIssue, reportArgumentType]
-
-
-def _add_field(layout: dict[str, Any], kind: str, offset: int) -> None:
-    layout["names"].append(f"f{offset}")
-    layout["formats"].append(kind)
-    layout["offsets"].append(offset)
+            fields.append(("u8" if reference.tensor_map is None else f"V{MAP_BYTES}", begin, value))
+    formats, offsets, values = zip(*fields, strict=True)
+    names = [f"f{offset}" for offset in offsets]
+    layout = np.dtype({"names": names, "formats": list(formats), "offsets": list(offsets), "itemsize": len(plain)})
+    return Struct(layout, dict(zip(names, values, strict=True)))
 
 
 def _plain_argument(parameter: Variable, data: np.ndarray) -> Any:
-    """Return a number or the bytes of a struct."""
     kind = KINDS[parameter.kind]
     if parameter.shape:
         return data.tobytes()

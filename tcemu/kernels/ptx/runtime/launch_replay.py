@@ -37,7 +37,6 @@ from tcemu.kernels.ptx.runtime.launch_records import (
     read_launch,
     read_launch_file,
 )
-from tcemu.kernels.ptx.runtime.launch_shape import Dimensions
 from tcemu.kernels.ptx.simt.tensor_maps import INTERLEAVES, MAP_BYTES, SWIZZLES, TensorMap
 from tcemu.kernels.ptx.text.parser import parse
 
@@ -114,11 +113,6 @@ class LaunchReplays(Result):
         title = f"{len(rows):,} launches on {devices or 'no GPU'}: {self.differing:,} of {self.words:,} words differ"
         return Table(title, columns, rows, {"device": devices})
 
-    def __str__(self) -> str:
-        return self.table().text()
-
-    __repr__ = __str__
-
 
 class LaunchDevice(Protocol):
     """Repeats launches: on a GPU, or in tests by an emulation of one."""
@@ -179,7 +173,7 @@ def _replay(
     def keep(path: Path, result: ReplayedLaunch, stored: bool = False) -> None:
         results[path] = result
         if out is not None and not stored:
-            replace_file(_result_path(out, path), json.dumps({"kind": KIND, "version": VERSION, **asdict(result)}).encode())
+            replace_file(out / f"{path.stem}.json", json.dumps({"kind": KIND, "version": VERSION, **asdict(result)}).encode())
         if report is not None:
             report(result)
 
@@ -198,7 +192,7 @@ def _replay(
                     pending.pop(0)
                     keep(path, ReplayedLaunch(path.name, "", FAILED, message=str(error)[:MAX_MESSAGE], device=opened["device"]))
                     continue
-                stored = None if out is None else _read_result(_result_path(out, path), digest, opened["device"])
+                stored = None if out is None else _read_result(out / f"{path.stem}.json", digest, opened["device"])
                 if stored is not None:
                     keep(pending.pop(0), stored, stored=True)
                     continue
@@ -215,10 +209,6 @@ def _replay(
         finally:
             worker.close()
     return LaunchReplays(tuple(results[path] for path in paths))
-
-
-def _result_path(out: Path, path: Path) -> Path:
-    return out / f"{path.stem}.json"
 
 
 def _read_result(path: Path, digest: str, device: str) -> ReplayedLaunch | None:
@@ -414,7 +404,6 @@ class _GpuLauncher:
         return made
 
     def _load(self, launch: RecordedLaunch) -> Any:
-        """Return the driver's function of a kernel."""
         key = launch.text, launch.fmad, launch.entry
         if self.loaded is None or self.loaded[0] != key:
             core = self.gpu.core
@@ -480,21 +469,18 @@ class _GpuLauncher:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.shared_bytes
-        chosen = [self._cluster_attribute(launch.cluster)] if launch.cluster is not None else []
+        chosen, names = [], driver.CUlaunchAttributeID
+        if launch.cluster is not None:
+            chosen.append(attribute := driver.CUlaunchAttribute())
+            attribute.id, size = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, attribute.value.clusterDim
+            size.x, size.y, size.z = launch.cluster
         if launch.cooperative:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id, attribute.value.cooperative = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
-            chosen.append(attribute)
+            chosen.append(attribute := driver.CUlaunchAttribute())
+            attribute.id, attribute.value.cooperative = names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
         config.attrs, config.numAttrs = chosen, len(chosen)
         places = [parameters.ctypes.data + start for start, _ in launch.places]
         pointers = (ctypes.c_void_p * max(len(places), 1))(*places)
         call_driver("cuLaunchKernelEx", config, driver.CUfunction(int(kernel.handle)), ctypes.addressof(pointers), 0)
-
-    def _cluster_attribute(self, cluster: Dimensions) -> Any:
-        attribute = self.driver.CUlaunchAttribute()
-        attribute.id = self.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster
-        return attribute
 
 
 def open_gpu() -> LaunchDevice:

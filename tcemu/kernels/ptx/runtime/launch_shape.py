@@ -43,12 +43,8 @@ class LaunchShape(NamedTuple):
         clusters: Dimensions = tuple(n // size for n, size in zip(self.grid, self.cluster, strict=True))  # type: ignore[assignment]
         outside = coordinates(positions // self.cluster_size, clusters)
         within = coordinates(positions % self.cluster_size, self.cluster)
-        return _number([c * size + w for c, size, w in zip(outside, self.cluster, within, strict=True)], self.grid)
-
-
-def _number(place: Sequence[Any], shape: Dimensions) -> Any:
-    """Return the number of coordinates, which counts x first."""
-    return place[0] + shape[0] * (place[1] + shape[1] * place[2])
+        x, y, z = (c * size + w for c, size, w in zip(outside, self.cluster, within, strict=True))
+        return x + self.grid[0] * (y + self.grid[1] * z)
 
 
 def coordinates(number: Any, shape: Dimensions) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Protocol
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,20 +22,13 @@ from tcemu.kernels.ptx.simt.device_memory import LOCAL_ROOM, OFFSET_MASK, ROOM_B
 from tcemu.kernels.ptx.simt.faults import Trapped
 from tcemu.kernels.ptx.text.module import Integer, Operand, Register, Symbol, Vector
 
+Describer = Callable[[int, int], str]  # returns a call in words, given the block and the thread
 HEAP_BYTES = 8 << 20  # the default of cudaLimitMallocHeapSize
 HEAP_ALIGNMENT = 16
 MAX_TEXT_BYTES = 1 << 16  # of a string that a kernel prints
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t|L)?([diouxXfFeEgGaAcsp%])")
 WIDE_LENGTHS = ("ll", "l", "j", "z", "t")  # length modifiers of arguments of 8 bytes
 INTEGERS, FLOATS = "diouxX", "fFeEgGaA"
-
-
-class Describer(Protocol):
-    """Words for the place of a call."""
-
-    def __call__(self, block: int, thread: int) -> str:
-        """Return the call and its thread in words."""
-        ...
 
 
 class RuntimeFunctions:
@@ -79,7 +72,7 @@ class RuntimeFunctions:
         return self.heap.allocate(values[0])
 
     def _free(self, memory: _HostMemory, values: list[int], place: tuple[int, int], describe: Describer) -> int:
-        if values[0] and not self.heap.release(values[0]):
+        if values[0] and self.heap.blocks.pop(values[0], None) is None:
             raise UndefinedBehaviour(f"{describe(*place)}: free: at {values[0]:#x} is no block that malloc gave")
         return 0
 
@@ -113,10 +106,6 @@ class Heap:
             return 0
         self.blocks[address] = size
         return address
-
-    def release(self, address: int) -> bool:
-        """Give a block back. Return False if there is none at the address."""
-        return self.blocks.pop(address, None) is not None
 
 
 class _HostMemory:

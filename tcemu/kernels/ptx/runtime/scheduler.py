@@ -25,7 +25,7 @@ from tcemu.kernels.ptx.linker.control_flow import BARRIER_COUNT, CLUSTER_BARRIER
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, byte_size, compile_together
 from tcemu.kernels.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, Observer
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, Observer, PlaceReporter
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
 from tcemu.kernels.ptx.simt.faults import Trapped
 from tcemu.kernels.ptx.simt.machine import constant_bits
@@ -43,19 +43,11 @@ class StepLimit(RuntimeError):
     """A kernel executed more statements than `step_limit`."""
 
 
-class Reporter(Protocol):
-    """The launch as the scheduler needs it: names of places, and faults."""
-
-    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
-        """Return a statement and the thread that executed it in words."""
-        ...
+class Reporter(PlaceReporter, Protocol):
+    """The launch as the scheduler needs it."""
 
     def block_name(self, row: int) -> str:
         """Return the name of a block of the chunk."""
-        ...
-
-    def raise_fault(self, chunk: Chunk) -> None:
-        """Raise the first fault of the chunk, if there is one."""
         ...
 
     def nearest_buffer(self, address: int, space: str) -> str:

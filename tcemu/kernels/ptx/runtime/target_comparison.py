@@ -271,7 +271,11 @@ class _DigestObserver:
         if self.execution is not None or (self.stop is not None and number != self.stop):
             return
         if self.stop is None:
-            digest = _digest(event)
+            total = hashlib.blake2b(digest_size=16)
+            for name, value in sorted(event.written_registers().items()):
+                total.update(name.encode())
+                total.update(np.ascontiguousarray(np.asarray(value)).data)
+            digest = total.digest()
             if self.expected is None:
                 self.digests.append(digest)
                 return
@@ -282,14 +286,6 @@ class _DigestObserver:
         self.execution = _Execution(event.linked, old, new, event.block_numbers, number, earlier)
         if self.stop is not None:
             raise _StopRun
-
-
-def _digest(event: ExecutedStatement) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(event.written_registers().items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(np.asarray(value)).data)
-    return digest.digest()
 
 
 def _describe_divergence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from jax import Array
@@ -65,6 +66,18 @@ class ExecutedStatement:
 
 
 Observer = Callable[[ExecutedStatement], None]  # called after each statement
+
+
+class PlaceReporter(Protocol):
+    """Names of places of a launch, and its faults, as the checkers of checked mode need them."""
+
+    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
+        """Return a statement and the thread that executed it in words."""
+        ...
+
+    def raise_fault(self, chunk: Chunk) -> None:
+        """Raise the first fault that the chunk has met by itself, if there is one."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -247,6 +260,12 @@ def named_registers(statement: Statement) -> list[Register]:
     return list(dict.fromkeys(operand for operand in nested_operands(statement.operands) if isinstance(operand, Register)))
 
 
+def qualified_registers(statement: Statement, names: NameTable) -> list[str]:
+    """Return the qualified names of the registers that a statement names, each once, its guard's among them."""
+    guard = () if statement.guard is None else (Register(statement.guard.register),)
+    return [names.qualified_name(register) for register in dict.fromkeys((*named_registers(statement), *guard))]
+
+
 def register_values(names: NameTable, chunk: Chunk, name: str) -> np.ndarray:
     """Return a register's values [blocks, threads], in the dtype of its type."""
     register = Register(name)
@@ -259,7 +278,6 @@ def register_values(names: NameTable, chunk: Chunk, name: str) -> np.ndarray:
 
 
 def _check_tracepoint(tracepoint: Tracepoint, kernel: Kernel, threads: int) -> None:
-    """Raise ValueError for a tracepoint that would never record anything."""
     reachable = {id(linked): linked for block in kernel.blocks for linked in block.statements}.values()
     chosen = [linked for linked in reachable if linked.statement.position.line == tracepoint.line]
     if not chosen:

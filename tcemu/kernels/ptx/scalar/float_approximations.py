@@ -35,15 +35,13 @@ def exponential(qualifiers: Qualifiers) -> Operation:
     kind = element_kind(qualifiers.type)
     if kind == "f32":
         return unit_function("ex2")(qualifiers)
-    return elementwise_operation(qualifiers.type, 1, special_functions.ex2_f16 if kind == "f16" else special_functions.ex2_bf16)
-
-
-TANH = {"f32": special_functions.tanh, "f16": special_functions.tanh_f16, "bf16": special_functions.tanh_bf16}
+    return elementwise_operation(qualifiers.type, 1, special_functions.NARROW["ex2", kind])
 
 
 def hyperbolic_tangent(qualifiers: Qualifiers) -> Operation:
     """Build tanh, of f32 or of narrow floats, whose results are those of f32 truncated."""
-    return elementwise_operation(qualifiers.type, 1, TANH[element_kind(qualifiers.type)])
+    kind = element_kind(qualifiers.type)
+    return elementwise_operation(qualifiers.type, 1, special_functions.tanh if kind == "f32" else special_functions.NARROW["tanh", kind])
 
 
 def division(name: str) -> Callable[[Qualifiers], Operation]:

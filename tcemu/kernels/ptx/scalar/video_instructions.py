@@ -127,7 +127,6 @@ def _compare(comparison: str, a: Array, b: Array) -> Array:
 
 
 def _combine(name: str, a: Array, b: Array) -> Array:
-    """Return the result of an instruction of two elements."""
     if name == "vavrg":
         return (a + b + (a + b >= 0).astype(jnp.int64)) >> 1
     return {"vadd": a + b, "vsub": a - b, "vabsdiff": jnp.abs(a - b), "vmin": jnp.minimum(a, b), "vmax": jnp.maximum(a, b)}[name]

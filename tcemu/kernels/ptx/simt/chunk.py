@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -161,9 +162,11 @@ class Chunk:
         if name in TIMERS:
             self["clock"] = jax.device_put(np.uint64(self.statement_count))
         dimensions, blocks, clock = (np.asarray(self[each]) for each in ("dimensions", "blocks", "clock"))
-        geometry = _Geometry(self["active"], dimensions, blocks, clock, self.cluster, self.explicit_cluster)
-        value = SPECIAL_VALUES[name][1](geometry)
-        found = jax.device_put(np.broadcast_to(value, self.shape))
+        fields = SimpleNamespace(
+            active=self["active"], dimensions=dimensions, blocks=blocks, clock=clock, cluster=self.cluster,
+            explicit_cluster=self.explicit_cluster,
+        )  # fmt: skip
+        found = jax.device_put(np.broadcast_to(SPECIAL_VALUES[name][1](fields), self.shape))
         if name not in TIMERS:
             self.registers[name] = found
         return found
@@ -185,15 +188,3 @@ class Chunk:
         if dtype not in self._zeros:
             self._zeros[dtype] = jax.device_put(np.zeros(self.shape, dtype))
         return self._zeros[dtype]
-
-
-@dataclass(frozen=True)
-class _Geometry:
-    """The fields of a `Machine` that special registers depend on."""
-
-    active: Array
-    dimensions: np.ndarray
-    blocks: np.ndarray
-    clock: np.ndarray
-    cluster: tuple[int, int, int]
-    explicit_cluster: bool

@@ -105,7 +105,7 @@ def gather_words(words: Array, index: Array, count: int) -> list[Array]:
 def extract_element(words: list[Array], address: Array, bits: int) -> Array:
     """Return the element of 8 to 64 bits at an address, from the one or two words that contain it."""
     if bits == 64:
-        return words[0].astype(jnp.uint64) | words[1].astype(jnp.uint64) << np.uint64(32)
+        return join_words(words[0], words[1])
     if bits == 32:
         return words[0]
     shift = (address & np.uint64(3)).astype(jnp.uint32) << np.uint32(3)
@@ -171,6 +171,11 @@ def join_elements(values: Sequence[Array], bits: int) -> list[Array]:
         reduce(jnp.bitwise_or, [(values[first + i] & ones) << np.uint32(i * bits) for i in range(count)])
         for first in range(0, len(values), count)
     ]
+
+
+def join_words(low: Array, high: Array) -> Array:
+    """Return a low and a high word as uint64."""
+    return low.astype(jnp.uint64) | high.astype(jnp.uint64) << np.uint64(32)
 
 
 def split_words(value: Array) -> list[Array]:

@@ -65,7 +65,6 @@ def restore_messages(messages: dict[str, Message]) -> None:
 
 
 def _register_code(key: str) -> int:
-    """Return the code of a message."""
     code = crc32(key.encode()) & (HAS_ADDRESS - 1) or 1
     with _lock:
         if _codes.setdefault(code, key) != key:

@@ -108,32 +108,17 @@ def _own_shared_test(statement: Statement) -> Step:
 # ---- addresses of the other blocks of a cluster
 
 
-def prepare_mapa(statement: Statement, context: Context) -> Operation:
-    """Prepare a `mapa`: the same address in the shared memory of another block of the cluster (9.7.9.23).
+def prepare_rank(statement: Statement, context: Context) -> Operation:
+    """Prepare a `mapa` or a `getctarank` (9.7.9.23, 9.7.9.24).
 
     A rank that the cluster does not have gives an address at which every access is out of bounds.
     """
-    return MAPA[require_form(statement.opcode).choices["type"] or ""]
+    return RANK_OPERATIONS[statement.name, require_form(statement.opcode).choices["type"] or ""]
 
 
-def _map_operation(kind: str) -> Operation:
-    return Operation((kind,), (kind, "u32"), lambda address, rank: (replace_rank(address, rank),))
-
-
-MAPA = {kind: _map_operation(kind) for kind in ("u32", "u64")}
-
-
-def prepare_getctarank(statement: Statement, context: Context) -> Operation:
-    """Prepare a `getctarank`: the rank of the block to which an address of shared memory belongs (9.7.9.24)."""
-    return GET_RANK[require_form(statement.opcode).choices["type"] or ""]
-
-
-def _rank_operation(kind: str) -> Operation:
-    return Operation(("u32",), (kind,), lambda address: (extract_rank(address),))
-
-
-GET_RANK = {kind: _rank_operation(kind) for kind in ("u32", "u64")}
-
+RANK_OPERATIONS = {
+    ("mapa", kind): Operation((kind,), (kind, "u32"), lambda address, rank: (replace_rank(address, rank),)) for kind in ("u32", "u64")
+} | {("getctarank", kind): Operation(("u32",), (kind,), lambda address: (extract_rank(address),)) for kind in ("u32", "u64")}
 PREPARE: dict[str, Prepare] = {
     "membar": _no_effect(""),
     "fence": prepare_fence,
@@ -147,6 +132,6 @@ PREPARE: dict[str, Prepare] = {
     "bar": _no_effect("u32", NO_EFFECT._replace(collective=True)),  # bar.warp.sync
     "cvta": prepare_cvta,
     "isspacep": prepare_isspacep,
-    "mapa": prepare_mapa,
-    "getctarank": prepare_getctarank,
+    "mapa": prepare_rank,
+    "getctarank": prepare_rank,
 }

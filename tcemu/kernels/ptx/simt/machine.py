@@ -19,6 +19,8 @@ from tcemu.kernels.ptx.simt.special_registers import DIMENSIONS, SPECIAL_VALUES
 from tcemu.kernels.ptx.text.module import Address, Float, Integer, Negated, Operand, Register, Sink
 from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype
 
+FIELDS = {"global": "memory", "shared": "shared", "shared::cluster": "shared", "local": "local", "param": "parameters"}  # by state space
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -180,18 +182,11 @@ class Machine:
 
     def words(self, space: str) -> Array:
         """Return the words of "global", "shared", "local" or "param", flat."""
-        return {
-            "global": self.memory,
-            "shared": self.shared,
-            "shared::cluster": self.shared,
-            "local": self.local,
-            "param": self.parameters,
-        }[space].ravel()
+        return getattr(self, FIELDS[space]).ravel()
 
     def with_words(self, space: str, flat: Array) -> Machine:
         """Replace the words of a space, flat as `words` returns them."""
-        name = {"global": "memory", "param": "parameters", "shared::cluster": "shared"}.get(space, space)
-        return replace(self, **{name: flat.reshape(getattr(self, name).shape)})
+        return replace(self, **{FIELDS[space]: flat.reshape(getattr(self, FIELDS[space]).shape)})
 
     def locate(self, space: str, address: Array, size: int) -> tuple[device_memory.WordLocations, Array, Machine]:
         """Locate `size` bytes at each address in `words(space)`; return also who may touch them and the machine with faults."""
@@ -217,11 +212,10 @@ class Machine:
             return self.locate_shared(address, size)
         blocks, threads = self.active.shape
         row = jnp.arange(blocks, dtype=jnp.int32)[:, None]
-        number = {"local": LOCAL_ROOM, "param": PARAM_ROOM}[space]
+        number = PARAM_ROOM
         if space == "local":
-            row = row * np.int32(threads) + jnp.arange(threads, dtype=jnp.int32)
-        memories = {"local": self.local, "param": self.parameters}[space]
-        return device_memory.locate_in_rows(_without_room(address, number), size, memories.shape[-1], row)
+            number, row = LOCAL_ROOM, row * np.int32(threads) + jnp.arange(threads, dtype=jnp.int32)
+        return device_memory.locate_in_rows(_without_room(address, number), size, getattr(self, FIELDS[space]).shape[-1], row)
 
     def locate_shared(self, address: Array, size: int) -> device_memory.WordLocations:
         """Locate `size` bytes in the shared memory of the blocks that the addresses name, uint64[blocks, ...], generic ones or not."""

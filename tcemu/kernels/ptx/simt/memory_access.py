@@ -88,17 +88,11 @@ def prepare_store(statement: Statement, context: Context) -> Step:
 
 # ---- atomics
 
-INTEGER_TYPES = ("u32", "s32", "u64", "s64")
-# the instruction of values that computes each operation and type; None: computed here
-ATOMIC_OPERATIONS: dict[tuple[str, str], str | None] = {
-    **{(name, kind): f"{name}.{kind}" for name in ("and", "or", "xor") for kind in ("b32", "b64")},
-    **{(name, kind): f"{name}.{kind}" for name in ("min", "max") for kind in INTEGER_TYPES},
-    **{("add", kind): f"add.{kind}" for kind in INTEGER_TYPES},
-    **{("inc", "u32"): None, ("dec", "u32"): None},
-    **{(name, kind): None for name in ("exch", "cas") for kind in ("b16", "b32", "b64") if (name, kind) != ("exch", "b16")},
-    **{("add", kind): f"add.rn.{kind}" for kind in ("f32", "f64")},
-    **{("add.noftz", kind): f"add.rn.{kind}" for kind in ("f16", "f16x2", "bf16", "bf16x2")},
-    **{(f"{name}.noftz", kind): f"{name}.{kind}" for name in ("min", "max") for kind in ("f16", "f16x2", "bf16", "bf16x2")},
+OWN_OPERATIONS: dict[str, Callable[[Array, Array, Array], Array]] = {  # the others are instructions of values
+    "exch": lambda old, b, c: b,
+    "cas": lambda old, b, c: jnp.where(old == b, c, old),
+    "inc": lambda old, b, c: jnp.where(old >= b, np.uint32(0), old + np.uint32(1)),
+    "dec": lambda old, b, c: jnp.where((old == 0) | (old > b), b, old - np.uint32(1)),
 }
 ASSOCIATIVE = ("add", "and", "or", "xor", "min", "max")  # the operations that are associative for integers
 
@@ -143,8 +137,6 @@ def parse_atomic(statement: Statement, context: Context) -> Atomic:
 
 def element_atomic(space: str, operation: str, kind: str, context: Context) -> Atomic:
     """Return the atomic operation on one element without its operands."""
-    if kind in ("f16", "f16x2", "bf16", "bf16x2"):
-        operation += ".noftz"
     associative = (operation in ASSOCIATIVE and not _is_float(kind)) or operation == "exch"
     combine = _combiner(operation, kind, space, context)
     return Atomic(space, kind, 1, combine, associative, (Sink(),), Address(None), (Sink(),), None)
@@ -155,18 +147,11 @@ def _is_float(kind: str) -> bool:
 
 
 def _combiner(operation: str, kind: str, space: str, context: Context) -> Callable[[Array, Array, Array], Array]:
-    """Return the function that computes the new value of an atomic operation."""
-    if operation == "exch":
-        return lambda old, b, c: b
-    if operation == "cas":
-        return lambda old, b, c: jnp.where(old == b, c, old)
-    if operation == "inc":
-        return lambda old, b, c: jnp.where(old >= b, np.uint32(0), old + np.uint32(1))
-    if operation == "dec":
-        return lambda old, b, c: jnp.where((old == 0) | (old > b), b, old - np.uint32(1))
-    opcode = ATOMIC_OPERATIONS[operation, kind] or ""
-    if (operation, kind) == ("add", "f32") and not space.startswith("shared"):
-        opcode = "add.rn.ftz.f32"  # flushes subnormals in global memory: 9.7.13.5
+    if operation in OWN_OPERATIONS:
+        return OWN_OPERATIONS[operation]
+    flushes = (operation, kind) == ("add", "f32") and not space.startswith("shared")  # subnormals in global memory: 9.7.13.5
+    rounding = f".rn{'.ftz' * flushes}" if operation == "add" and _is_float(kind) else ""
+    opcode = f"{operation}{rounding}.{kind}"
     prepare = scalars.PREPARE[opcode.partition(".")[0]]
     operation_bits = prepare(Statement(opcode, (Sink(), Sink(), Sink()), None, context.function.position), context)
     assert isinstance(operation_bits, Operation)
@@ -248,7 +233,7 @@ def _apply_wide_atomic(
         number, words, old = state
         here = mask & (rank == number)
         runs = device_memory.gather_words(words, index, 4)
-        current = [runs[i].astype(jnp.uint64) | runs[i + 1].astype(jnp.uint64) << np.uint64(32) for i in (0, 2)]
+        current = [device_memory.join_words(*runs[i : i + 2]) for i in (0, 2)]
         writes = here if c is None else here & (current[0] == b[0]) & (current[1] == b[1])
         new = [word for half in (b if c is None else c) for word in device_memory.split_words(half)]
         words = device_memory.scatter_runs(words, index, new, writes, exclusive=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,26 +19,28 @@ DIMENSIONS = (
 WARPS_PER_SM, SM_COUNT = 64, 132  # an H100's %nwarpid and %nsmid
 
 
+Reader = Callable[[Any], Any]  # of a `Machine`, or of an object with the same fields on the host
+
+
 def _thread_index(machine: Any) -> Any:
     """Return the number of each thread in its block."""
     return np.broadcast_to(np.arange(machine.active.shape[1], dtype=np.uint32), machine.active.shape)
 
 
-def _tid(axis: int) -> Callable[[Any], Any]:
-    def value(machine: Any) -> Any:
-        x, y = machine.dimensions[0], machine.dimensions[1]
-        thread = _thread_index(machine)
-        return (thread % x, thread // x % y, thread // (x * y))[axis]
-
-    return value
+def _thread_coordinate(axis: int, machine: Any) -> Any:
+    x, y, thread = machine.dimensions[0], machine.dimensions[1], _thread_index(machine)
+    return (thread % x, thread // x % y, thread // (x * y))[axis]
 
 
-def _dimension(name: str) -> Callable[[Any], Any]:
-    return lambda machine: machine.dimensions[DIMENSIONS.index(name)]
+def _cluster_coordinate(axis: int, machine: Any) -> Any:
+    """Return each block's coordinate in its cluster."""
+    return machine.blocks[:, axis, None] % np.uint32(machine.cluster[axis])
 
 
-def _block(axis: int) -> Callable[[Any], Any]:
-    return lambda machine: machine.blocks[:, axis, None]
+def _cluster_rank(machine: Any) -> Any:
+    """Return the rank of each block in its cluster, which counts x first."""
+    x, y, z = (_cluster_coordinate(axis, machine) for axis in range(3))
+    return x + np.uint32(machine.cluster[0]) * (y + np.uint32(machine.cluster[1]) * z)
 
 
 def _block_index(machine: Any) -> Any:
@@ -46,31 +49,7 @@ def _block_index(machine: Any) -> Any:
     return x + machine.dimensions[3] * (y + machine.dimensions[4] * z)
 
 
-def _cluster_coordinate(axis: int) -> Callable[[Any], Any]:
-    """Return the reader of a block's coordinate in its cluster."""
-    return lambda machine: machine.blocks[:, axis, None] % np.uint32(machine.cluster[axis])
-
-
-def _cluster_number(axis: int) -> Callable[[Any], Any]:
-    """Return the reader of a cluster's coordinate in the grid."""
-    return lambda machine: machine.blocks[:, axis, None] // np.uint32(machine.cluster[axis])
-
-
-def _cluster_count(axis: int) -> Callable[[Any], Any]:
-    return lambda machine: machine.dimensions[3 + axis] // np.uint32(machine.cluster[axis])
-
-
-def _cluster_extent(axis: int) -> Callable[[Any], Any]:
-    return lambda machine: np.uint32(machine.cluster[axis])
-
-
-def _cluster_rank(machine: Any) -> Any:
-    """Return the rank of each block in its cluster, which counts x first."""
-    x, y, z = (_cluster_coordinate(axis)(machine) for axis in range(3))
-    return x + np.uint32(machine.cluster[0]) * (y + np.uint32(machine.cluster[1]) * z)
-
-
-def _lane_mask(low: int, high: int) -> Callable[[Any], Any]:
+def _lane_mask(low: int, high: int) -> Reader:
     """Return the reader of a mask of lanes: from the own lane plus `low` to the own lane plus `high`, cut to the warp."""
 
     def value(machine: Any) -> Any:
@@ -81,23 +60,28 @@ def _lane_mask(low: int, high: int) -> Callable[[Any], Any]:
     return value
 
 
-def _constant(value: int) -> Callable[[Any], Any]:
+def _constant(value: int) -> Reader:
     return lambda _machine: np.uint32(value)
 
 
-def _axes(name: str, values: tuple[Callable[[Any], Any], ...]) -> dict[str, Callable[[Any], Any]]:
-    return {f"%{name}.{axis}": value for axis, value in zip("xyzw", (*values, _constant(0)), strict=True)}
+def _dimension(name: str) -> Reader:
+    return lambda machine: machine.dimensions[DIMENSIONS.index(name)]
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
-    **_axes("tid", tuple(map(_tid, range(3)))),
-    **_axes("ntid", tuple(_dimension(f"ntid.{axis}") for axis in "xyz")),
-    **_axes("ctaid", tuple(map(_block, range(3)))),
-    **_axes("nctaid", tuple(_dimension(f"nctaid.{axis}") for axis in "xyz")),
-    **_axes("clusterid", tuple(map(_cluster_number, range(3)))),
-    **_axes("nclusterid", tuple(map(_cluster_count, range(3)))),
-    **_axes("cluster_ctaid", tuple(map(_cluster_coordinate, range(3)))),
-    **_axes("cluster_nctaid", tuple(map(_cluster_extent, range(3)))),
+def _axes(name: str, read: Callable[[int, Any], Any]) -> dict[str, Reader]:
+    """Return the readers of a vector register, given that of one axis; w is 0."""
+    return {f"%{name}.{axis}": partial(read, number) for number, axis in enumerate("xyz")} | {f"%{name}.w": _constant(0)}
+
+
+READERS: dict[str, Reader] = {
+    **_axes("tid", _thread_coordinate),
+    **_axes("ntid", lambda axis, machine: machine.dimensions[axis]),
+    **_axes("ctaid", lambda axis, machine: machine.blocks[:, axis, None]),
+    **_axes("nctaid", lambda axis, machine: machine.dimensions[3 + axis]),
+    **_axes("clusterid", lambda axis, machine: machine.blocks[:, axis, None] // np.uint32(machine.cluster[axis])),
+    **_axes("nclusterid", lambda axis, machine: machine.dimensions[3 + axis] // np.uint32(machine.cluster[axis])),
+    **_axes("cluster_ctaid", _cluster_coordinate),
+    **_axes("cluster_nctaid", lambda axis, machine: np.uint32(machine.cluster[axis])),
     "%cluster_ctarank": _cluster_rank,
     "%cluster_nctarank": lambda machine: np.uint32(prod(machine.cluster)),
     "%is_explicit_cluster": lambda machine: np.bool_(machine.explicit_cluster),
@@ -112,17 +96,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "%lanemask_lt": _lane_mask(-LANES, -1),
     "%lanemask_ge": _lane_mask(0, LANES),
     "%lanemask_gt": _lane_mask(1, LANES),
-    "%clock": lambda machine: machine.clock.astype(np.uint32),
-    "%clock_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(np.uint32),
-    "%clock64": lambda machine: machine.clock,
-    "%globaltimer": lambda machine: machine.clock,
-    "%globaltimer_lo": lambda machine: machine.clock.astype(np.uint32),
-    "%globaltimer_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(np.uint32),
-    "%total_smem_size": _dimension("total_smem_size"),
-    "%aggr_smem_size": _dimension("total_smem_size"),
-    "%envreg1": _dimension("envreg1"),
-    "%envreg2": _dimension("envreg2"),
-    "%dynamic_smem_size": _dimension("dynamic_smem_size"),
+    **dict.fromkeys(("%clock", "%globaltimer_lo"), lambda machine: machine.clock.astype(np.uint32)),
+    **dict.fromkeys(("%clock_hi", "%globaltimer_hi"), lambda machine: (machine.clock >> np.uint64(32)).astype(np.uint32)),
+    **dict.fromkeys(("%clock64", "%globaltimer"), lambda machine: machine.clock),
+    **dict.fromkeys(("%total_smem_size", "%aggr_smem_size"), _dimension("total_smem_size")),
+    **{f"%{name}": _dimension(name) for name in ("envreg1", "envreg2", "dynamic_smem_size")},
 }
 SPECIAL_VALUES = {name: (TYPES[name], value) for name, value in READERS.items()}  # type and reader of each supported register
 TIMERS = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")

@@ -254,7 +254,6 @@ def prepare_redux(statement: Statement, context: Context) -> Step:
 
 
 def _find_reduction(operator: str, kind: str, parts: tuple[str, ...]) -> Callable[[Array, Array, Array], Array]:
-    """Return the reduction that the qualifiers name."""
     if kind != "f32":
         return lambda *values: reduce_integers(operator, kind, *values)
     nan = "NaN" in parts

@@ -25,12 +25,12 @@ from jax import Array, lax
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.statement_table import Choices
 from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Step
-from tcemu.kernels.ptx.simt.device_memory import gather_words, replace_rank, scatter_runs
+from tcemu.kernels.ptx.simt.device_memory import extract_element, gather_words, replace_rank, scatter_runs
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
 from tcemu.kernels.ptx.tensor.mbarriers import BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
-from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_fault
+from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, require
 from tcemu.kernels.ptx.text.module import Address, Negated, Operand, Register, Statement
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
@@ -194,15 +194,6 @@ def _replace_memories(machine: Machine, memories: tuple[Array, Array]) -> Machin
     return replace(machine, memory=memories[0], shared=memories[1])
 
 
-def copy_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array) -> Machine:
-    """Copy 16 bytes for each active lane from `source` to `target`, uint64[blocks, lanes], in the spaces of source and target.
-
-    The addresses must be valid, see `check_ranges`.
-    """
-    values = load_units(machine, spaces[0], source)
-    return store_units(machine, spaces[1], values, target, active)
-
-
 def load_units(machine: Machine, space: str, source: Array) -> list[Array]:
     """Return the four words of each lane at `source`, uint64[blocks, lanes]."""
     return gather_words(*unit_words(machine, space, source), UNIT_WORDS)
@@ -214,27 +205,20 @@ def store_units(machine: Machine, space: str, values: list[Array], target: Array
     return machine.with_words(space, scatter_runs(words, index, values, active))
 
 
-def _copy_masked_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array, mask: Array) -> Machine:
-    """Copy as `copy_units`, and of each 16 bytes only those whose bits are set in `mask`."""
-    values = []
-    for i, (fresh, old) in enumerate(zip(load_units(machine, spaces[0], source), load_units(machine, spaces[1], target), strict=True)):
-        bits = sum((mask >> np.uint32(4 * i + byte) & np.uint32(1)) * np.uint32(0xFF << 8 * byte) for byte in range(4))
-        values.append(fresh & bits | old & ~bits)
-    return store_units(machine, spaces[1], values, target, active)
-
-
-def each_destination(machine: Machine, mask: Array | None) -> Iterator[tuple[Array | None, Array | None]]:
-    """Yield the ranks that a copy goes to, and whether each of its blocks' copies goes there.
+def each_destination(machine: Machine, address: Array, active: Array, mask: Array | None) -> Iterator[tuple[Array, Array]]:
+    """Yield the addresses of copies in each block to which they go, and which of them go there.
 
     Args:
         machine: The machine.
-        mask: The masks of a multicast copy, uint32 of any shape; None: the copy goes to the block of its address alone.
+        address: The addresses, uint64.
+        active: The copies that exist, bool.
+        mask: The masks of multicast copies, uint32; they broadcast to the addresses. None: a copy goes to the block of its address alone.
     """
     if mask is None:
-        yield None, None
+        yield address, active
         return
     for rank in range(machine.cluster_size):
-        yield jnp.full(mask.shape, rank, jnp.uint32), (mask >> np.uint32(rank)) & np.uint32(1) != 0
+        yield replace_rank(address, jnp.full(mask.shape, rank, jnp.uint32)), active & (mask >> np.uint32(rank) & np.uint32(1) != 0)
 
 
 def unit_words(machine: Machine, space: str, address: Array) -> tuple[Array, Array]:
@@ -242,16 +226,16 @@ def unit_words(machine: Machine, space: str, address: Array) -> tuple[Array, Arr
     return machine.words(space), machine.locate_words(space, address, UNIT_BYTES).first_word
 
 
-def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> tuple[Array, Machine]:
+def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> Machine:
     """Check that ranges of `size` bytes, multiples of `unit`, are within memory and aligned to units.
 
     Returns:
-        The threads whose ranges are valid, and the machine with the faults of the others noted.
+        The machine with the faults noted, in which only the threads with valid ranges are active.
     """
     _, first_valid, machine = machine.locate(space, address, unit)
     last = address + jnp.maximum(size, unit).astype(jnp.uint64) - np.uint64(unit)
     _, last_valid, machine = machine.locate(space, last, unit)
-    return first_valid & last_valid, machine
+    return machine.restrict_active(first_valid & last_valid)
 
 
 def _prepare_bulk(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
@@ -269,13 +253,11 @@ def _prepare_bulk(statement: Statement, choices: Choices, context: Context, sect
     def execute(machine: Machine) -> Machine:
         active = machine.active
         size = machine.read(statement.operands[2], "u32").astype(jnp.int64)
-        machine = note_fault(machine, size % UNIT_BYTES != 0, bad_size)
-        machine = replace(machine, active=active & (size % UNIT_BYTES == 0) & (size > 0))
+        machine = require(machine, size % UNIT_BYTES == 0, bad_size).restrict_active(size > 0)
         values = {"units": size // UNIT_BYTES}
         for name, space, address in (("source", from_space, source), ("target", to_space, target)):
             values[name] = machine.address(address)
-            valid, machine = check_ranges(machine, space, values[name], size)
-            machine = replace(machine, active=valid)
+            machine = check_ranges(machine, space, values[name], size)
         if choices.get("mask"):
             values["bytes"] = machine.read(statement.operands[-1], "b16").astype(jnp.uint32)
         if mask is not None:
@@ -291,19 +273,15 @@ def _prepare_bulk(statement: Statement, choices: Choices, context: Context, sect
 def read_multicast_mask(machine: Machine, operand: Operand, section: str) -> tuple[Array, Machine]:
     """Read the masks of multicast copies, uint32[blocks, threads]. A bit of a rank that the cluster does not have is a fault."""
     mask = machine.read(operand, "b16").astype(jnp.uint32)
-    beyond = mask >> np.uint32(machine.cluster_size) != 0
     message = f"the multicast mask names a block that the cluster does not have. {section}"
-    machine = note_fault(machine, beyond, Message(message, OutOfBounds))
-    return mask, machine.restrict_active(~beyond)
+    return mask, require(machine, mask >> np.uint32(machine.cluster_size) == 0, Message(message, OutOfBounds))
 
 
 def complete_copies(machine: Machine, barrier: Array, size: Array, mask: Array | None, checked: bool) -> Machine:
     """Complete the bytes of copies at their barrier; those of a multicast copy at the barrier of the same offset in each destination."""
     active = machine.active
-    for rank, goes in each_destination(machine, mask):
-        address = barrier if rank is None else replace_rank(barrier, rank)
-        machine = machine if goes is None else replace(machine, active=active & goes)
-        machine = update_barriers(machine, complete_bytes, address, size, checked)[1]
+    for address, there in each_destination(machine, barrier, active, mask):
+        machine = update_barriers(replace(machine, active=there), complete_bytes, address, size, checked)[1]
     return replace(machine, active=active)
 
 
@@ -313,14 +291,14 @@ def _copy_ranges(machine: Machine, copy: CopyValues, *, spaces: tuple[str, str])
     def copy_range(machine: Machine, unit: Array, present: Array) -> Machine:
         offset = unit.astype(jnp.uint64) * np.uint64(UNIT_BYTES)
         source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
-        mask = copy["mask"][:, None] if "mask" in copy else None
-        for rank, goes in each_destination(machine, mask):
-            address = target if rank is None else replace_rank(target, rank)
-            there = present if goes is None else present & goes
-            if "bytes" in copy:
-                machine = _copy_masked_units(machine, spaces, source, address, there, copy["bytes"][:, None])
-            else:
-                machine = copy_units(machine, spaces, source, address, there)
+        values = load_units(machine, spaces[0], source)
+        if "bytes" in copy:  # of each 16 bytes only those whose bits are set
+            chosen = [copy["bytes"][:, None] >> np.uint32(i) & np.uint32(1) for i in range(UNIT_BYTES)]
+            masks = [sum(chosen[4 * i + byte] * np.uint32(0xFF << 8 * byte) for byte in range(4)) for i in range(UNIT_WORDS)]
+            old = load_units(machine, spaces[1], target)
+            values = [new & mask | before & ~mask for new, before, mask in zip(values, old, masks, strict=True)]
+        for address, there in each_destination(machine, target, present, copy["mask"][:, None] if "mask" in copy else None):
+            machine = store_units(machine, spaces[1], values, address, there)
         return machine
 
     return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), copy_range)
@@ -335,7 +313,7 @@ def _reduce_ranges(machine: Machine, copy: CopyValues, *, atomic: Atomic, space:
         source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
         words = load_units(machine, "shared", source)
         for i in range(8 * UNIT_BYTES // bits):
-            value = _extract_element(words, i, bits)
+            value = extract_element(words[i * bits // 32 :], jnp.full(target.shape, i * bits // 8, jnp.uint64), bits)
             address = target + np.uint64(i * bits // 8)
             index = machine.locate_words(space, address, bits // 8).first_word
             requests = AtomicRequests(index, address, value, jnp.zeros_like(value), present)
@@ -343,12 +321,3 @@ def _reduce_ranges(machine: Machine, copy: CopyValues, *, atomic: Atomic, space:
         return machine
 
     return carry_units(machine, jnp.where(copy["live"], copy["units"], 0), reduce_units)
-
-
-def _extract_element(words: list[Array], i: int, bits: int) -> Array:
-    """Return element i of a unit's four words."""
-    if bits == 64:
-        return words[2 * i].astype(jnp.uint64) | words[2 * i + 1].astype(jnp.uint64) << np.uint64(32)
-    if bits == 32:
-        return words[i]
-    return words[i // 2] >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)

@@ -18,7 +18,7 @@ from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import element_atomic, execute_atomic, prepare_atomic, prepare_store
 from tcemu.kernels.ptx.tensor.async_copies import check_ranges
 from tcemu.kernels.ptx.tensor.mbarriers import complete_bytes, update_barriers
-from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, vector_elements
+from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, require, vector_elements
 from tcemu.kernels.ptx.text.module import Address, Integer, Statement
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
@@ -88,9 +88,8 @@ def _prepare_bulk_store(statement: Statement, context: Context) -> Step:
     def execute(machine: Machine) -> Machine:
         active, start, count = machine.active, machine.address(address), machine.read(size, "b64")
         aligned = (start | count) % BULK_UNIT == 0
-        machine = note_fault(machine, ~aligned, misaligned, start).restrict_active(aligned & (count > 0))
-        valid, machine = check_ranges(machine, "shared", start, count.astype(jnp.int64), BULK_UNIT)
-        machine = machine.restrict_active(valid)
+        machine = require(machine, aligned, misaligned, start).restrict_active(count > 0)
+        machine = check_ranges(machine, "shared", start, count.astype(jnp.int64), BULK_UNIT)
         places = machine.locate_shared(start, BULK_UNIT)
         words = machine.words("shared")
         first = jnp.where(machine.active, places.first_word, words.shape[0])

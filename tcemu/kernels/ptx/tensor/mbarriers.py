@@ -19,7 +19,7 @@ from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt.device_memory import extract_element, gather_words, scatter_element
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, note_undefined
-from tcemu.kernels.ptx.text.module import Address, Operand, Sink, Statement
+from tcemu.kernels.ptx.text.module import Address, Sink, Statement
 
 MBARRIER_SECTION = "PTX ISA 9.7.13.15"
 COUNT_BITS = 20  # bits of a count of arrivals; the manual allows 1 to 2^20 - 1 arrivals and -(2^20 - 1) to 2^20 - 1 bytes
@@ -158,7 +158,6 @@ def update_barriers(machine: Machine, update: BarrierUpdate, address: Array, amo
 
 
 def _load_barriers(machine: Machine, first_word: Array) -> Array:
-    """Load 64-bit words of shared memory."""
     return extract_element(gather_words(machine.words("shared"), first_word, 2), first_word, 64)
 
 
@@ -243,16 +242,11 @@ def _prepare_wait(statement: Statement, choices: Choices, checked: bool) -> Step
         if checked:
             message = f"the barrier was not initialised by mbarrier.init. {MBARRIER_SECTION}"
             machine = note_undefined(machine, valid & ~barrier.valid, message, start)
-        return machine.write(done, "pred", barrier.phase != _parity(machine, phase, choices))
+        given = machine.read(phase, "u32" if choices["parity"] else "b64")  # a number, or the state that an arrival returned
+        parity = given & np.uint32(1) != 0 if choices["parity"] else decode_barrier(given).phase
+        return machine.write(done, "pred", barrier.phase != parity)
 
     return Step(execute)
-
-
-def _parity(machine: Machine, phase: Operand, choices: Choices) -> Array:
-    """Return the parity of the requested phase, which is a number or the state that an arrival returned."""
-    if choices["parity"]:
-        return machine.read(phase, "u32") & np.uint32(1) != 0
-    return decode_barrier(machine.read(phase, "b64")).phase
 
 
 PREPARE: dict[str, Prepare] = {"mbarrier": prepare_mbarrier}

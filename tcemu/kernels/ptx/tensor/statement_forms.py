@@ -23,6 +23,7 @@ from tcemu.engine.isa.statement_table import Choices, describe_forms, find_forms
 from tcemu.engine.isa.tcgen05 import Tcgen05Mma
 from tcemu.kernels.ptx.instruction_interface import Context
 from tcemu.kernels.ptx.operand_classes import check_operand_lists, check_operands, parse_classes
+from tcemu.kernels.ptx.simt.device_memory import join_words, split_words
 from tcemu.kernels.ptx.simt.faults import Message, register_messages
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.text.module import Address, Integer, Operand, Statement, Vector
@@ -113,37 +114,20 @@ def vector_elements(operand: Operand) -> Sequence[Operand]:
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
-def _register_kind(op: Instruction, name: str) -> str:
-    """Return the type of one register of an operand."""
-    return f"b{op.register_bits(name)}"
-
-
 def read_registers(machine: Machine, bound: BoundStatement, name: str) -> Array:
     """Read an operand of all warps, uint32[blocks, warps, 32, n]; a 64-bit register is two words, low first."""
-    kind = _register_kind(bound.op, name)
+    kind = f"b{bound.op.register_bits(name)}"
     values = [machine.warps(machine.read(element, kind)) for element in vector_elements(bound.operands[name])]
-    if kind == "b64":
-        values = [word for value in values for word in split_words(value)]
-    return jnp.stack(values, axis=-1)
+    return jnp.stack([word for value in values for word in split_words(value)], axis=-1)
 
 
 def write_registers(machine: Machine, bound: BoundStatement, name: str, words: Array) -> Machine:
     """Write words uint32[blocks, warps, 32, n] to an operand's registers, where threads are active."""
-    kind = _register_kind(bound.op, name)
+    kind = f"b{bound.op.register_bits(name)}"
     for i, element in enumerate(vector_elements(bound.operands[name])):
         value = join_words(words[..., 2 * i], words[..., 2 * i + 1]) if kind == "b64" else words[..., i]
         machine = machine.write(element, kind, machine.threads(value))
     return machine
-
-
-def split_words(value: Array) -> tuple[Array, Array]:
-    """Split uint64 into its low and its high word."""
-    return value.astype(jnp.uint32), (value >> 32).astype(jnp.uint32)
-
-
-def join_words(low: Array, high: Array) -> Array:
-    """Join a low and a high word into uint64."""
-    return low.astype(jnp.uint64) | high.astype(jnp.uint64) << 32
 
 
 def group_warps(words: Array) -> Array:
@@ -168,6 +152,19 @@ def require_whole_warps(machine: Machine, bound: BoundStatement) -> Machine:
     return note_undefined(machine, machine.threads(incomplete), message)
 
 
+def read_uniform(machine: Machine, bound: BoundStatement, value: Array, width: int, message: str) -> tuple[Array, Machine]:
+    """Return a value that is uniform in groups of `width` threads, [blocks, groups], from the first active thread of each.
+
+    In checked mode threads with another value note a fault with the message.
+    """
+    blocks, threads = machine.active.shape
+    values, active = (jnp.pad(x, ((0, 0), (0, -threads % width))).reshape(blocks, -1, width) for x in (value, machine.active))
+    first = jnp.take_along_axis(values, jnp.argmax(active, axis=-1)[..., None], axis=-1)
+    if bound.checked:
+        machine = note_undefined(machine, (active & (values != first)).reshape(blocks, -1)[:, :threads], message)
+    return first[..., 0], machine
+
+
 def note_undefined(machine: Machine, where: Array, text: str, address: Array | None = None) -> Machine:
     """Note undefined behaviour as a fault of the threads bool[blocks, threads]."""
     return note_fault(machine, where, Message(text, UndefinedBehaviour), address)
@@ -177,6 +174,11 @@ def note_fault(machine: Machine, where: Array, message: Message, address: Array 
     """Note a fault of the threads bool[blocks, threads]. The text of the message is also its key."""
     register_messages(**{message.text: message})
     return machine.fault(where, message.text, address)
+
+
+def require(machine: Machine, good: Array, message: Message, address: Array | None = None) -> Machine:
+    """Note a fault of the active threads for which a condition does not hold, and keep the others active."""
+    return note_fault(machine, ~good, message, address).restrict_active(good)
 
 
 # ---- forms of asynchronous instructions and mbarriers

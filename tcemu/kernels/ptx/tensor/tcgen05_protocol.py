@@ -12,9 +12,9 @@ only `tcgen05.fence` would order is a note. Source: PTX ISA 9.7.16.6; the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,50 +39,21 @@ from tcemu.engine.layouts.tensor_memory import (
     move_cells,
     scale_cells,
 )
+from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker
 from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER, ending_kind
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
-from tcemu.kernels.ptx.simt.chunk import Chunk
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, PlaceReporter, qualified_registers
 from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, SHARED_ROOM, locate_shared
 from tcemu.kernels.ptx.simt.tensor_memory_state import PIECE
 from tcemu.kernels.ptx.tensor.mbarriers import PHASE_SHIFT
 from tcemu.kernels.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
-from tcemu.kernels.ptx.text.module import Address, Operand, Register, Sink, nested_operands
+from tcemu.kernels.ptx.text.module import Address, Operand, Register, Sink
 
 WORK, STORES, LOADS = range(3)  # the streams of a warp
 UNIT = 16  # bytes of shared memory that have one record
 NEVER = -1
 SWIZZLE_WIDTHS = {row.mode: row.width if row.mask else 0 for row in BY_MODE.values()}  # in bytes, by the descriptor's field
 ORDERING_QUALIFIERS = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
-
-
-class PlaceReporter(Protocol):
-    """The launch as the protocol needs it."""
-
-    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
-        """Return a statement and the thread that executed it in words."""
-        ...
-
-    def raise_fault(self, chunk: Chunk) -> None:
-        """Raise the first fault that the chunk has met by itself, if there is one."""
-        ...
-
-
-class SharedReader(Protocol):
-    """What follows the shared memory that products and copies read; see `HazardTracker`."""
-
-    def check_async_read(
-        self,
-        event: ExecutedStatement,
-        row: int,
-        groups: Sequence[np.ndarray],
-        owner: int,
-        first_bytes: np.ndarray,
-        what: str,
-        swizzle: int | None = None,
-    ) -> np.ndarray:
-        """Check reads of runs of 16 bytes of a block by the async proxy."""
-        ...
 
 
 class CellAccess(NamedTuple):
@@ -159,16 +130,22 @@ class Tcgen05Protocol:
         received, published, ordered: The same of what fences order: received at a barrier, to be passed on, and since the last fence.
         issued: Numbers of the last accesses, int64[blocks, warps, 3].
         notes: The notes so far, each line once.
-        hazards: What follows the shared memory that products and copies read; None: only what is followed here.
+        hazards: The tracker, which follows the shared memory that products and copies read.
     """
 
-    hazards: SharedReader | None = None
-
-    def __init__(self, kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter) -> None:
+    def __init__(
+        self, kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter, hazards: HazardTracker
+    ) -> None:
+        """Begin with a chunk of `shape` (blocks, threads)."""
         blocks, threads = shape
+        self.hazards = hazards
         self.reporter, self.cluster, self.blocks, self.warps = reporter, cluster, blocks, threads // LANES
         self.notes: dict[tuple[Tcgen05Fault, int], str] = {}
-        self.bound = {line.number: bind_operands(line.statement, line.context, Tcgen05) for line in kernel.statements if _is_tcgen05(line)}
+        self.bound = {
+            line.number: bind_operands(line.statement, line.context, Tcgen05)
+            for line in kernel.statements
+            if line.statement.name == "tcgen05"
+        }
         self._require_one_group(kernel)
         self.streams = cluster * self.warps * 3
         shape = (blocks, self.warps)
@@ -216,7 +193,7 @@ class Tcgen05Protocol:
             waits = line.statement.opcode.startswith("tcgen05.wait::ld") or (waits and not ending_kind(line.statement))
             bound = self.bound.get(line.number)
             if not waits and (bound is None or not bound.op.family.startswith("tcgen05.ld")):
-                found = tuple(name for name in _register_names(line) if name in self.loaded)
+                found = tuple(name for name in qualified_registers(line.statement, line.names) if name in self.loaded)
                 if found:
                     uses[line.number] = found
         return uses
@@ -254,9 +231,9 @@ class Tcgen05Protocol:
         op = bound.op
         if isinstance(op, Tcgen05Allocation):
             if op.name == "tcgen05.dealloc":
-                self._free(event, bound, warps)
+                self._free(event, bound, executing)
         elif isinstance(op, Tcgen05Move):
-            self._move(event, bound, warps)
+            self._move(event, bound, executing)
         elif isinstance(op, Tcgen05Commit):
             self._commit(event, bound, executing)
         elif isinstance(op, Tcgen05Mma):
@@ -380,11 +357,11 @@ class Tcgen05Protocol:
         """Pass the thread's work to the mbarriers, as complete; a commit is also a fence::before_thread_sync."""
         rows, offsets = self._places(event.operand_value(bound.operands["mbar"], "b64"))
         masks = event.operand_value(bound.operands["cta_mask"], "b16") if "cta_mask" in bound.operands else None
-        for row, thread in np.argwhere(executing):
-            warp = int(thread) // LANES
+        for row, thread in np.argwhere(executing).tolist():
+            warp = thread // LANES
             known, stream = self.known[row, warp].copy(), self._stream(row, warp, WORK)
             known[stream] = max(known[stream], self.thread_issued[row, thread])
-            first = int(row) - int(row) % self.cluster
+            first = row - row % self.cluster
             if masks is None:
                 targets = [int(rows[row, thread])]
             else:
@@ -442,24 +419,28 @@ class Tcgen05Protocol:
             self.thread_issued[row, thread] = number
         return self._stream(row, warp, kind), number
 
-    def _access(self, row: int, bands: np.ndarray, first: int, end: int, name: str = "") -> CellAccess:
-        return CellAccess(row, bands, first, min(end, self.columns), name)
+    def _access(self, row: int, address: int, bands: np.ndarray, first: int, end: int, name: str = "") -> CellAccess:
+        """Return the cells of bands and columns, both from an address in tensor memory on."""
+        lane, column = address >> 16, address & 0xFFFF
+        return CellAccess(row, np.minimum(bands + lane // BAND, BANDS - 1), column + first, min(column + end, self.columns), name)
+
+    def _first_threads(self, executing: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        """Yield the row, the warp and the first executing thread of each warp that executes a statement."""
+        for row, warp in self._list_warps(executing):
+            yield row, warp, warp * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
 
     # ---- statements of warps
 
-    def _move(self, event: ExecutedStatement, bound: BoundStatement, warps: np.ndarray) -> None:
+    def _move(self, event: ExecutedStatement, bound: BoundStatement, executing: np.ndarray) -> None:
         op = bound.op
         addresses = event.operand_value(bound.operands["taddr"], "b32")
         bands, first, end = _move_box(op.tile, op.num, bound.integer("half_split_offset", 0), op.packed)
-        executing = event.executing()
-        for row, warp in np.argwhere(warps):
-            row, warp = int(row), int(warp)
-            thread = warp * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
+        for row, warp, thread in self._first_threads(executing):
             address = int(addresses[row, thread])
             if address >> 16 < QUARTER and warp % 4:
                 self._forbid(event, row, thread, Tcgen05Fault.LANE_OF_FIRST_QUARTER, warp % 4 * QUARTER)
-            lane, column = warp % 4 * QUARTER + (address >> 16) % QUARTER, address & 0xFFFF
-            access = self._access(row, np.minimum(lane // BAND + bands, BANDS - 1), column + first, column + end)
+            own_lane = warp % 4 * QUARTER + (address >> 16) % QUARTER
+            access = self._access(row, own_lane << 16 | address & 0xFFFF, bands, first, end)
             self._require_complete(event, (row, thread), self.writes, access)
             if op.name == "tcgen05.ld":
                 if not self.written[access.cells].any():
@@ -474,18 +455,16 @@ class Tcgen05Protocol:
                 self.writes.set(access.cells, *self._issue(row, thread, STORES))
                 self.written[access.cells] = True
 
-    def _free(self, event: ExecutedStatement, bound: BoundStatement, warps: np.ndarray) -> None:
-        executing = event.executing()
+    def _free(self, event: ExecutedStatement, bound: BoundStatement, executing: np.ndarray) -> None:
         addresses, counts = (event.operand_value(bound.operands[name], "b32") for name in ("address", "columns"))
-        for row, warp in np.argwhere(warps):
-            thread = int(warp) * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
+        for row, warp, thread in self._first_threads(executing):
             first = int(addresses[row, thread]) & 0xFFFF
-            access = self._access(int(row), np.arange(BANDS), first // PIECE * PIECE, first + int(counts[row, thread]))
+            access = self._access(row, 0, np.arange(BANDS), first // PIECE * PIECE, first + int(counts[row, thread]))
             for records in (self.writes, self.reads, self.loads):
                 streams = records.unknown(access.cells, self.known[row, warp])
                 if streams.size:
                     what = ("product, copy or shift", "store", "load")[int(streams[0]) % 3]
-                    self._forbid(event, int(row), thread, Tcgen05Fault.FREED_IN_USE, f"{what} of warp {self._warp(int(streams[0]))}")
+                    self._forbid(event, row, thread, Tcgen05Fault.FREED_IN_USE, f"{what} of warp {self._warp(int(streams[0]))}")
                 records.forget(access.cells)
             self.written[access.cells] = False
 
@@ -502,8 +481,8 @@ class Tcgen05Protocol:
         descriptors = {name: value(name, "b64") for name in ("a_desc", "b_desc") if name in operands}
         accumulates = value("enable_input_d", "pred")
         masks = value("zero_column_mask", "b64") if "zero_column_mask" in operands else None
-        for row, thread in np.argwhere(executing):
-            at = (int(row), int(thread))
+        for row, thread in np.argwhere(executing).tolist():
+            at = row, thread
             idesc = int(values["idesc"][at])
             described, layout = _describe_product(op, idesc)
             mask = None if masks is None else int(masks[at])
@@ -517,8 +496,7 @@ class Tcgen05Protocol:
             for cta in self._pair(at[0], op.cta_group):
                 for name, bands, count in _product_cells(op, idesc):
                     if name in addresses:
-                        lane, column = addresses[name] >> 16, addresses[name] & 0xFFFF
-                        access = self._access(cta, np.minimum(bands + lane // BAND, BANDS - 1), column, column + count, name)
+                        access = self._access(cta, addresses[name], bands, 0, count, name)
                         (written if name == "d" else read).append(access)
             product = described.product
             signature = ("product", op.kind, op.ws, product.m, product.n, addresses["d"])
@@ -538,7 +516,6 @@ class Tcgen05Protocol:
         self, event: ExecutedStatement, thread: tuple[int, int], access: CellAccess, described: InstructionDescriptor,
         layout: AccumulatorLayout, lane: int,
     ) -> None:  # fmt: skip
-        """Forbid metadata that PTX does not define."""
         op, state = described.product, event.chunk.require_tensor_memory()
         cells = metadata_cells(layout, op.k, 8 if op.kind in PADDED_KINDS else op.a.bits)
         lanes, columns = (lane + cells.lane) % TENSOR_LANES, np.minimum(access.first + cells.column + described.selector, self.columns - 1)
@@ -596,15 +573,11 @@ class Tcgen05Protocol:
             signature = ("copy", op.tile)
         else:
             bands, count, words, extent, signature = np.arange(BANDS), SHIFT_COLUMNS, None, ("k", 0, 0), ("shift",)
-        for row, thread in np.argwhere(executing):
-            at = (int(row), int(thread))
+        for row, thread in np.argwhere(executing).tolist():
+            at = row, thread
             if words is not None:
                 self._read_shared(event, at, "s-desc", int(words[at]), extent, op.cta_group)
-            lane, column = int(addresses[at]) >> 16, int(addresses[at]) & 0xFFFF
-            cells = [
-                self._access(cta, np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
-                for cta in self._pair(at[0], op.cta_group)
-            ]
+            cells = [self._access(cta, int(addresses[at]), bands, 0, count) for cta in self._pair(at[0], op.cta_group)]
             if signature[0] == "shift":
                 self._check_unwritten(event, at, cells)
             self._run_work(event, at, [], cells, signature)
@@ -656,9 +629,8 @@ class Tcgen05Protocol:
         for row in self._pair(thread[0], group):
             if self.generic_writes[row, units].any():
                 self._forbid(event, *thread, Tcgen05Fault.PROXY_FENCE_MISSING)
-            if self.hazards is not None:
-                swizzle = SWIZZLE_WIDTHS[value >> FIELDS["mode"].low & 7]
-                self.hazards.check_async_read(event, thread[0], [np.array([thread[1]])], row, units * UNIT, name.replace("_", "-"), swizzle)
+            swizzle = SWIZZLE_WIDTHS[value >> FIELDS["mode"].low & 7]
+            self.hazards.check_async_read(event, thread[0], [np.array([thread[1]])], row, units * UNIT, name.replace("_", "-"), swizzle)
             self.shared_reads.set((row, units), self._stream(thread[0], warp, WORK), int(self.issued[thread[0], warp, WORK]) + 1)
 
     def _write_shared(self, event: ExecutedStatement, executing: np.ndarray, warps: np.ndarray) -> None:
@@ -701,20 +673,7 @@ FOLLOWED: dict[str, Callable[[Tcgen05Protocol, ExecutedStatement, np.ndarray, np
 }
 
 
-def _is_tcgen05(line: LinkedStatement) -> bool:
-    return line.statement.name == "tcgen05"
-
-
-def _register_names(line: LinkedStatement) -> tuple[str, ...]:
-    """Return the qualified names of the registers that a statement names, its guard included."""
-    named = [each for each in nested_operands(line.statement.operands) if isinstance(each, Register)]
-    if line.statement.guard is not None:
-        named.append(Register(line.statement.guard.register))
-    return tuple(dict.fromkeys(line.names.qualified_name(register) for register in named))
-
-
 def _load_registers(bound: BoundStatement) -> list[Register]:
-    """Return the registers that a load writes."""
     registers = [*vector_elements(bound.operands["r"]), *([bound.operands["reduced"]] if "reduced" in bound.operands else [])]
     return [register for register in registers if isinstance(register, Register)]
 
@@ -740,7 +699,6 @@ def _describe_product(op: Tcgen05Mma, idesc: int) -> tuple[InstructionDescriptor
 
 @lru_cache(maxsize=256)
 def _product_cells(op: Tcgen05Mma, idesc: int) -> tuple[OperandCells, ...]:
-    """Return the operands of a product in tensor memory."""
     return operand_cells(_describe_product(op, idesc)[0])
 
 
@@ -749,12 +707,3 @@ def _descriptor_units(value: int, major: str, lines: int, units: int) -> np.ndar
     """Return the 16-byte units of shared memory that a descriptor names."""
     words = np.array([value & 0xFFFFFFFF, value >> 32], np.uint32)
     return np.unique(np.asarray(tcgen05_unit_addresses(decode_tcgen05_descriptor(words), major, lines, units)) // UNIT)
-
-
-def tcgen05_protocol(
-    kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter
-) -> Tcgen05Protocol | None:
-    """Return the protocol state of a chunk of `shape` (blocks, threads), or None if the kernel is not checked or has no `tcgen05`."""
-    if not kernel.checked or not any(_is_tcgen05(line) for line in kernel.statements):
-        return None
-    return Tcgen05Protocol(kernel, shape, shared_bytes, cluster, reporter)

@@ -53,7 +53,7 @@ from tcemu.engine.layouts.tensor_memory import (
 )
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_memory_state as memory
-from tcemu.kernels.ptx.simt.device_memory import replace_rank
+from tcemu.kernels.ptx.simt.device_memory import split_words
 from tcemu.kernels.ptx.simt.faults import Message, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.async_copies import each_destination, read_multicast_mask
@@ -64,8 +64,8 @@ from tcemu.kernels.ptx.tensor.statement_forms import (
     note_fault,
     note_undefined,
     read_registers,
+    read_uniform,
     require_whole_warps,
-    split_words,
     vector_elements,
     write_registers,
 )
@@ -98,18 +98,13 @@ def prepare_tcgen05(statement: Statement, context: Context) -> Step:
 
 
 def _read_uniform(machine: Machine, bound: BoundStatement, name: str) -> tuple[Array, Machine]:
-    """Read a 32-bit value that is uniform in a warp, [blocks, warps]. In checked mode threads with another value note a fault."""
+    """Read a 32-bit value that is uniform in a warp, [blocks, warps]."""
     operand = bound.operands[name]
     value = machine.address(operand).astype(jnp.uint32) if isinstance(operand, Address) else machine.read(operand, "b32")
-    values, active = machine.warps(value), machine.warps(machine.active)
-    first = jnp.take_along_axis(values, jnp.argmax(active, axis=-1)[..., None], axis=-1)
-    if bound.checked:
-        message = Tcgen05Fault.DIFFERENT_VALUES.message(name)
-        machine = note_undefined(machine, machine.threads(active & (values != first)), message)
-    return first[..., 0], machine
+    return read_uniform(machine, bound, value, LANES, Tcgen05Fault.DIFFERENT_VALUES.message(name))
 
 
-def _spread(machine: Machine, value: Array) -> Array:
+def _spread(value: Array) -> Array:
     """Repeat [blocks, warps] to [blocks, threads]."""
     return jnp.repeat(value, LANES, axis=1)
 
@@ -154,7 +149,6 @@ def _allocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
 
 
 def _is_first_lane(machine: Machine) -> Array:
-    """Return bool[blocks, threads], the first active thread of each warp."""
     active = machine.warps(machine.active)
     return machine.threads(active & (jnp.cumsum(active, axis=-1) == 1))
 
@@ -170,7 +164,7 @@ def _deallocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
             start, count, live = addresses[:, warp].astype(jnp.int32), counts[:, warp].astype(jnp.int32), active[:, warp]
             if bound.checked:
                 known = memory.allocated_columns(owners, start)
-                mine = _spread(machine, jnp.arange(addresses.shape[1])[None] == warp)
+                mine = _spread(jnp.arange(addresses.shape[1])[None] == warp)
                 message = Tcgen05Fault.UNKNOWN_ALLOCATION.message()
                 machine = note_undefined(machine, mine & (known == 0)[:, None], message)
                 message = Tcgen05Fault.OTHER_SIZE.message()
@@ -213,16 +207,16 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
     beyond = (column + int(cells.column.max()) >= columns) | (column + int(cells.column.min()) < 0)
     beyond |= lane % QUARTER + int(cells.lane.max()) >= QUARTER
     message = Message(f"the cells lie outside the warp's part of tensor memory. PTX ISA {manual_section(op)}", OutOfBounds)
-    where = _spread(machine, beyond)
-    machine = note_fault(machine, where, message, _spread(machine, address).astype(jnp.uint64))
+    where = _spread(beyond)
+    machine = note_fault(machine, where, message, _spread(address).astype(jnp.uint64))
     if bound.checked:
         quarter = lane // QUARTER
         other = (quarter != jnp.arange(address.shape[1])[None] % 4) & (quarter != 0)
-        machine = note_undefined(machine, _spread(machine, other), Tcgen05Fault.OTHER_QUARTER.message())
+        machine = note_undefined(machine, _spread(other), Tcgen05Fault.OTHER_QUARTER.message())
     if bound.checked:
         last, first = int(cells.column.max()), int(cells.column.min())
         held = _holds_columns(memory.tensor_memory(machine).owners, column + first, last - first + 1)
-        machine = note_undefined(machine, _spread(machine, ~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message())
+        machine = note_undefined(machine, _spread(~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message())
     machine = machine.restrict_active(~where)
     one = lambda address, warp: move_places(op, address, columns, warp, offset)
     warps = jnp.arange(address.shape[1], dtype=jnp.int32)
@@ -276,11 +270,8 @@ def _commit(bound: BoundStatement[Tcgen05Commit]) -> Callable[[Machine], Machine
         _require_pairs(machine, bound)
         if "cta_mask" in bound.operands:
             mask, machine = read_multicast_mask(machine, bound.operands["cta_mask"], section)
-        named = machine.active
-        for rank, goes in each_destination(machine, mask):
-            place = barrier if rank is None else replace_rank(barrier, rank)
-            machine = replace(machine, active=named if goes is None else named & goes)
-            machine = update_barriers(machine, arrive, place, one, bound.checked)[1]
+        for place, there in each_destination(machine, barrier, machine.active, mask):
+            machine = update_barriers(replace(machine, active=there), arrive, place, one, bound.checked)[1]
         return replace(machine, active=active)
 
     return execute

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.errors import NotModelled, UndefinedBehaviour, Unsupported
 from tcemu.engine.isa.statement_table import Choices
 from tcemu.engine.layouts.shared_memory import SWIZZLE_SHIFT
 from tcemu.kernels.ptx.instruction_interface import NO_EFFECT, Context, Prepare, Step
 from tcemu.kernels.ptx.simt import tensor_maps as maps
-from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, gather_words, locate_in_rooms, replace_rank, scatter_words
+from tcemu.kernels.ptx.simt.device_memory import ROOM_BITS, gather_words, join_words, locate_in_rooms, scatter_words
 from tcemu.kernels.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
@@ -40,7 +40,7 @@ from tcemu.kernels.ptx.tensor.async_copies import (
     store_units,
     unit_words,
 )
-from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, note_undefined, vector_elements
+from tcemu.kernels.ptx.tensor.statement_forms import InstructionForm, match_form, require, vector_elements
 from tcemu.kernels.ptx.text.module import Address, Operand, Statement
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
@@ -98,7 +98,7 @@ class TensorBox(NamedTuple):
     @property
     def units(self) -> Array:
         """16-byte units of the box."""
-        return jnp.prod(self.boxes, axis=-1) // self.unit_elements * self.pixel_units
+        return self.boxes.prod(axis=-1) // self.unit_elements * self.pixel_units
 
 
 def decode_tensor_map(words: Array, axes: int) -> TensorBox:
@@ -107,7 +107,7 @@ def decode_tensor_map(words: Array, axes: int) -> TensorBox:
     rank = (field("rank") & np.uint32(maps.IM2COL - 1)).astype(jnp.int64)
     is_im2col = field("rank") & np.uint32(maps.IM2COL) != 0
     each = lambda at: words[..., at : at + axes].astype(jnp.int64)
-    wide = lambda at: words[..., at].astype(jnp.uint64) | words[..., at + 1].astype(jnp.uint64) << np.uint64(32)
+    wide = lambda at: join_words(words[..., at], words[..., at + 1])
     strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(axes - 1))], axis=-1)
     interleave = jnp.asarray(np.array(maps.INTERLEAVES, np.int64))[jnp.minimum(words[..., maps.INTERLEAVE_WORD], 2)]
     is_interleaved = interleave != 0
@@ -178,15 +178,13 @@ def _bind_operands(statement: Statement, choices: Choices, to_global: bool, sect
 
 
 def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
-    """Prepare the copy or the reduction of what a tensor map describes."""
     reduces = "operation" in choices
     to_global = choices["to"] == "global"
     bound = _bind_operands(statement, choices, to_global, section)
     mode, rank = choices["mode"] or "tile", int((choices["dim"] or "1d")[0])
     atomics = _element_operations(context, choices["operation"] or "") if reduces else {}
-    move: Callable[[Machine, CopyValues], Machine] = partial(_load_boxes, mode=mode)
-    if to_global:
-        move = partial(_reduce_boxes, mode=mode, atomics=atomics) if reduces else partial(_store_boxes, mode=mode)
+    kind = partial(_reduce_boxes, atomics=atomics) if reduces else _store_boxes if to_global else _load_boxes
+    move = partial(_move_units, mode=mode, move=kind)
 
     def execute(machine: Machine) -> Machine:
         active = machine.active
@@ -216,7 +214,6 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
 
 
 def _element_operations(context: Context, operation: str) -> dict[int, Atomic]:
-    """Return the operations on elements, by the numbers of their types."""
     names = {kind: f"b{kind[1:]}" if operation in ("and", "or", "xor") else kind for kind in REDUCED_TYPES[operation]}
     return {maps.TYPE_NUMBERS[kind]: element_atomic("global", operation, name, context) for kind, name in names.items()}
 
@@ -225,37 +222,24 @@ def _read_boxes(machine: Machine, tensor: Address, rank: int, mode: str, section
     """Read the tensor maps of the threads. Returns their words and fields, and the machine with the threads active whose maps are valid."""
     place = machine.address(replace(tensor, coordinates=None))
     words, machine = _load_maps(machine, place)
-    missing = f"there is no tensor map of tcemu.ptx.TensorMap at the address. {section}"
-    is_map = words[..., 0] == maps.MAGIC
-    machine = note_undefined(machine, ~is_map, missing, place)
-    boxes = decode_tensor_map(words, rank)
-    machine = note_undefined(machine, is_map & (boxes.rank != rank), f"the tensor map has another rank. {section}", place)
-    fits = is_map & (boxes.rank == rank)
-    other = boxes.is_im2col != mode.startswith("im2col")
-    text = f"the tensor map is {'no' if mode.startswith('im2col') else 'an'} im2col map. {section}"
-    machine = note_undefined(machine, fits & other, text, place)
-    fits &= ~other
+    boxes, is_im2col, gathers = decode_tensor_map(words, rank), mode.startswith("im2col"), mode.startswith("tile::")
+    conditions = [
+        (words[..., 0] == maps.MAGIC, "there is no tensor map of tcemu.ptx.TensorMap at the address"),
+        (boxes.rank == rank, "the tensor map has another rank"),
+        (boxes.is_im2col == is_im2col, f"the tensor map is {'no' if is_im2col else 'an'} im2col map"),
+    ]
     if rank < maps.LEAST_INTERLEAVED:
-        text = f"an interleaved tensor has {maps.LEAST_INTERLEAVED} dimensions or more. {section}"
-        machine = note_undefined(machine, fits & boxes.is_interleaved, text, place)
-        fits &= ~boxes.is_interleaved
-    if mode.startswith("tile::"):
-        several = boxes.boxes[..., 1] != 1
-        machine = note_undefined(machine, fits & several, f"the box must have one row. {section}", place)
-        fits &= ~several
-        boxes = _gather_rows(boxes)
-    return words, boxes, machine.restrict_active(fits)
+        conditions.append((~boxes.is_interleaved, f"an interleaved tensor has {maps.LEAST_INTERLEAVED} dimensions or more"))
+    if gathers:
+        conditions.append((boxes.boxes[..., 1] == 1, "the box must have one row"))
+    for good, text in conditions:
+        machine = require(machine, good, Message(f"{text}. {section}", UndefinedBehaviour), place)
+    return words, _gather_rows(boxes) if gathers else boxes, machine
 
 
 def _gather_rows(boxes: TensorBox) -> TensorBox:
     """Return the boxes of gather4 and scatter4: four rows in place of one."""
     return boxes._replace(boxes=boxes.boxes.at[..., 1].set(GATHERED_ROWS))
-
-
-def _decode_copy(copy: CopyValues, mode: str) -> CopyValues:
-    """Return the values of the issuing threads with the fields of their maps."""
-    boxes = decode_tensor_map(copy["map"], copy["coordinates"].shape[-1])
-    return copy | (_gather_rows(boxes) if mode.startswith("tile::") else boxes)._asdict()
 
 
 def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
@@ -273,14 +257,12 @@ def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
 def _check_types(machine: Machine, boxes: TensorBox, to_global: bool, reduced: tuple[int, ...], section: str) -> Machine:
     """Return the machine with the threads active whose elements the statement can move."""
     numbers = reduced if reduced else tuple(i for i, name in enumerate(maps.ELEMENT_TYPES) if not to_global or name not in maps.LOADED_ONLY)
-    known = jnp.isin(boxes.element, jnp.asarray(numbers, jnp.int64))
     text = "the reduction does not take" if reduced else "a copy to global memory does not take"
     message = Message(f"{text} elements of the tensor's type. {section}", NotModelled if not reduced else Unsupported)
-    machine = note_fault(machine, ~known, message).restrict_active(known)
+    machine = require(machine, jnp.isin(boxes.element, jnp.asarray(numbers, jnp.int64)), message)
     floats = jnp.asarray([maps.TYPE_NUMBERS[name] for name in maps.FLOATS], jnp.int64)
-    filled = boxes.nan_fill & ~jnp.isin(boxes.element, floats)
     message = Message(f"the map fills with NaN, and its type is no floating-point type. {section}", Unsupported)
-    return note_fault(machine, filled, message).restrict_active(~filled)
+    return require(machine, ~boxes.nan_fill | jnp.isin(boxes.element, floats), message)
 
 
 def _check_tensors(machine: Machine, boxes: TensorBox, coordinates: Array, mode: str, section: str) -> Machine:
@@ -300,20 +282,17 @@ def _check_tensors(machine: Machine, boxes: TensorBox, coordinates: Array, mode:
     inside = locate_in_rooms(machine.rooms, boxes.start, 1).good & locate_in_rooms(machine.rooms, end, 1).good
     inside &= boxes.start >> np.uint64(ROOM_BITS) == end >> np.uint64(ROOM_BITS)
     message = Message(f"the box of the tensor lies outside global memory. {section}", OutOfBounds)
-    machine = note_fault(machine, ~(inside | empty), message, end)
-    return machine.restrict_active(inside | empty)
+    return require(machine, inside | empty, message, end)
 
 
 def _check_boxes(machine: Machine, address: Array, boxes: TensorBox, section: str) -> Machine:
     """Return the machine with the threads active whose boxes are aligned and within shared memory."""
     misaligned = f"the box in shared memory must lie at a multiple of {BOX_ALIGNMENT} bytes. {section}"
-    aligned = address % BOX_ALIGNMENT == 0
-    machine = note_fault(machine, ~aligned, Message(misaligned, Misaligned, "shared"), address)
+    machine = require(machine, address % BOX_ALIGNMENT == 0, Message(misaligned, Misaligned, "shared"), address)
     last = address + (boxes.units * UNIT_BYTES - UNIT_BYTES).astype(jnp.uint64)
     fits = machine.locate_shared(address, UNIT_BYTES).good & machine.locate_shared(last, UNIT_BYTES).good
     too_large = f"the box does not fit the block's shared memory. {section}"
-    machine = note_fault(machine, ~fits, Message(too_large, OutOfBounds, "shared"), address)
-    return machine.restrict_active(aligned & fits)
+    return require(machine, fits, Message(too_large, OutOfBounds, "shared"), address)
 
 
 # ---- the units of a copy
@@ -329,9 +308,19 @@ class UnitPlaces(NamedTuple):
     within: Array  # bytes that lie in the tensor, bool[blocks, lanes, 16]
 
 
-def _locate_units(machine: Machine, copy: CopyValues, unit: Array, present: Array, mode: str) -> UnitPlaces:
+def _move_units(machine: Machine, copy: CopyValues, *, mode: str, move: Callable[..., Machine]) -> Machine:
+    """Move the units of each block that has a copy. move: function of the machine, the copy, its box, places of units, and which exist."""
+    box = decode_tensor_map(copy["map"], copy["coordinates"].shape[-1])
+    box = _gather_rows(box) if mode.startswith("tile::") else box
+
+    def move_some(machine: Machine, unit: Array, present: Array) -> Machine:
+        return move(machine, copy, box, _locate_units(machine, copy, box, unit, present, mode), present)
+
+    return carry_units(machine, jnp.where(copy["live"], box.units, 0), move_some)
+
+
+def _locate_units(machine: Machine, copy: CopyValues, box: TensorBox, unit: Array, present: Array, mode: str) -> UnitPlaces:
     """Locate units of what each block moves."""
-    box = TensorBox(**{name: copy[name] for name in TensorBox._fields})
     bits, elements, parts = box.bits[:, None], box.unit_elements[:, None], box.pixel_units[:, None]
     units_per_row = box.boxes[:, :1] // elements * parts
     column, row = unit % units_per_row, unit // units_per_row
@@ -406,7 +395,6 @@ def _shift_words(words: list[Array], shift: Array) -> list[Array]:
 
 
 def _flip_halves(words: list[Array], flipped: Array) -> list[Array]:
-    """Return the four words with their halves exchanged where `flipped`."""
     return [jnp.where(flipped, words[(i + 2) % UNIT_WORDS], words[i]) for i in range(UNIT_WORDS)]
 
 
@@ -417,33 +405,26 @@ def _round_to_tf32(word: Array) -> Array:
     return jnp.where(magnitude > np.uint32(0x7F800000), np.uint32(0x7FFFE000), rounded)
 
 
-def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
-    """Copy from global to shared memory, for each block that has a copy."""
-    copy = _decode_copy(copy, mode)
-
-    def load(machine: Machine, unit: Array, present: Array) -> Machine:
-        places = _locate_units(machine, copy, unit, present, mode)
-        index = places.first[..., None] + np.arange(UNIT_WORDS + 1, dtype=np.int32)  # the last ones may lie behind all memory
-        words = machine.memory.at[index].get(mode="fill", fill_value=0)
-        values = _shift_words([words[..., i] for i in range(UNIT_WORDS + 1)], places.shift)
-        is_tf32 = jnp.isin(copy["element"], jnp.asarray([maps.TYPE_NUMBERS[name] for name in ("tf32", "tf32_ftz")]))[:, None]
-        values = [jnp.where(is_tf32, _round_to_tf32(value), value) for value in values]
-        fill = jnp.where(copy["nan_fill"], np.uint32(maps.FILL_NAN), np.uint32(0))[:, None]
-        values = [value & mask | fill & ~mask for value, mask in zip(values, _byte_masks(places.within), strict=True)]
-        values = _flip_halves(values, places.flipped)
-        for rank, goes in each_destination(machine, copy["mask"][:, None] if "mask" in copy else None):
-            address = places.shared if rank is None else replace_rank(places.shared, rank)
-            machine = store_units(machine, "shared", values, address, present if goes is None else present & goes)
-        return machine
-
-    return carry_units(machine, _unit_counts(copy), load)
+def _load_boxes(machine: Machine, copy: CopyValues, box: TensorBox, places: UnitPlaces, present: Array) -> Machine:
+    """Copy units from global to shared memory."""
+    index = places.first[..., None] + np.arange(UNIT_WORDS + 1, dtype=np.int32)  # the last ones may lie behind all memory
+    words = machine.memory.at[index].get(mode="fill", fill_value=0)
+    values = _shift_words([words[..., i] for i in range(UNIT_WORDS + 1)], places.shift)
+    is_tf32 = jnp.isin(box.element, jnp.asarray([maps.TYPE_NUMBERS[name] for name in ("tf32", "tf32_ftz")]))[:, None]
+    values = [jnp.where(is_tf32, _round_to_tf32(value), value) for value in values]
+    fill = jnp.where(box.nan_fill, np.uint32(maps.FILL_NAN), np.uint32(0))[:, None]
+    values = [value & mask | fill & ~mask for value, mask in zip(values, _byte_masks(places.within), strict=True)]
+    values = _flip_halves(values, places.flipped)
+    for address, there in each_destination(machine, places.shared, present, copy["mask"][:, None] if "mask" in copy else None):
+        machine = store_units(machine, "shared", values, address, there)
+    return machine
 
 
-def _read_shared_units(machine: Machine, copy: CopyValues, places: UnitPlaces) -> list[Array]:
+def _read_shared_units(machine: Machine, box: TensorBox, places: UnitPlaces) -> list[Array]:
     """Return the four words of units in shared memory, as they go to global memory."""
     words = _flip_halves(gather_words(*unit_words(machine, "shared", places.shared), UNIT_WORDS), places.flipped)
     packed = _pack_six_bits(words)
-    six = (copy["bits"] == 6)[:, None]
+    six = (box.bits == 6)[:, None]
     return [jnp.where(six, narrow, word) for narrow, word in zip(packed, words, strict=True)]
 
 
@@ -459,46 +440,36 @@ def _pack_six_bits(words: list[Array]) -> list[Array]:
     return packed
 
 
-def _store_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
-    """Copy from shared to global memory, for each block that has a copy.
+def _store_boxes(machine: Machine, copy: CopyValues, box: TensorBox, places: UnitPlaces, present: Array) -> Machine:
+    """Copy units from shared to global memory.
 
     Neighbouring units share a word, which is the last word of one and the first of the other. Each index of a word is stored separately, so
     both parts are kept.
     """
-    copy = _decode_copy(copy, mode)
-
-    def store(machine: Machine, unit: Array, present: Array) -> Machine:
-        places = _locate_units(machine, copy, unit, present, mode)
-        shift = places.shift
-        zero = jnp.zeros(shift.shape, jnp.uint32)
-        back = (np.uint32(32) - shift) & np.uint32(31)
-        operands = _read_shared_units(machine, copy, places), _byte_masks(places.within)
-        shifted = [_shift_words([zero, *words, zero], back) for words in operands]
-        memory = machine.memory
-        for i in range(UNIT_WORDS + 1):
-            aligned = [words[i] if i < UNIT_WORDS else zero for words in operands]
-            value, mask = (jnp.where(shift == 0, x, words[i]) for x, words in zip(aligned, shifted, strict=True))
-            index = places.first + np.int32(i)
-            memory = scatter_words(memory, index, gather_words(memory, index, 1)[0] & ~mask | value & mask, mask != 0)
-        return replace(machine, memory=memory)
-
-    return carry_units(machine, _unit_counts(copy), store)
+    shift = places.shift
+    zero = jnp.zeros(shift.shape, jnp.uint32)
+    back = (np.uint32(32) - shift) & np.uint32(31)
+    operands = _read_shared_units(machine, box, places), _byte_masks(places.within)
+    shifted = [_shift_words([zero, *words, zero], back) for words in operands]
+    memory = machine.memory
+    for i in range(UNIT_WORDS + 1):
+        aligned = [words[i] if i < UNIT_WORDS else zero for words in operands]
+        value, mask = (jnp.where(shift == 0, x, words[i]) for x, words in zip(aligned, shifted, strict=True))
+        index = places.first + np.int32(i)
+        memory = scatter_words(memory, index, gather_words(memory, index, 1)[0] & ~mask | value & mask, mask != 0)
+    return replace(machine, memory=memory)
 
 
-def _reduce_boxes(machine: Machine, copy: CopyValues, *, mode: str, atomics: dict[int, Atomic]) -> Machine:
-    """Reduce from shared into global memory, element by element, for each block that has a reduction."""
-    copy = _decode_copy(copy, mode)
-
-    def reduce_units(machine: Machine, unit: Array, present: Array) -> Machine:
-        places = _locate_units(machine, copy, unit, present, mode)
-        words = jnp.stack(_read_shared_units(machine, copy, places))
-        for number, atomic in atomics.items():
-            chosen = present & (copy["element"] == number)[:, None]
-            reduce = partial(_reduce_elements, atomic=atomic, places=places, words=words, chosen=chosen)
-            machine = replace(machine, memory=lax.cond(chosen.any(), reduce, lambda memory: memory, machine.memory))
-        return machine
-
-    return carry_units(machine, _unit_counts(copy), reduce_units)
+def _reduce_boxes(
+    machine: Machine, copy: CopyValues, box: TensorBox, places: UnitPlaces, present: Array, *, atomics: dict[int, Atomic]
+) -> Machine:
+    """Reduce units from shared into global memory, element by element."""
+    words = jnp.stack(_read_shared_units(machine, box, places))
+    for number, atomic in atomics.items():
+        chosen = present & (box.element == number)[:, None]
+        reduce = partial(_reduce_elements, atomic=atomic, places=places, words=words, chosen=chosen)
+        machine = replace(machine, memory=lax.cond(chosen.any(), reduce, lambda memory: memory, machine.memory))
+    return machine
 
 
 def _reduce_elements(memory: Array, *, atomic: Atomic, places: UnitPlaces, words: Array, chosen: Array) -> Array:
@@ -509,7 +480,7 @@ def _reduce_elements(memory: Array, *, atomic: Atomic, places: UnitPlaces, words
         word, low = i * bits // 32, (i * bits % 32).astype(jnp.uint32)
         value = jnp.take(words, word, axis=0) >> low
         if bits == 64:
-            value = value.astype(jnp.uint64) | jnp.take(words, word + 1, axis=0).astype(jnp.uint64) << np.uint64(32)
+            value = join_words(value, jnp.take(words, word + 1, axis=0))
         value = value & np.uint32(0xFFFF) if bits == 16 else value
         byte = places.shift // 8 + (i * bits // 8).astype(jnp.uint32)
         index, address = places.first + (byte // 4).astype(jnp.int32), (byte % 4).astype(jnp.uint64)
@@ -517,11 +488,6 @@ def _reduce_elements(memory: Array, *, atomic: Atomic, places: UnitPlaces, words
         return apply_atomic(atomic, memory, AtomicRequests(index, address, value, jnp.zeros_like(value), mask))[0]
 
     return lax.fori_loop(0, 8 * UNIT_BYTES // bits, reduce_element, memory)
-
-
-def _unit_counts(copy: CopyValues) -> Array:
-    """Return the number of units that each block moves in this iteration."""
-    return jnp.where(copy["live"], jnp.prod(copy["boxes"], axis=-1) // copy["unit_elements"] * copy["pixel_units"], 0)
 
 
 PREPARE: dict[str, Prepare] = {"cp": prepare_any_copy}

@@ -55,7 +55,6 @@ def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
 
 
 def _check_constant(field: str, value: Operand, target: str) -> None:
-    """Raise Unsupported for a constant that the field does not have."""
     number = constant_operand(value, f"the value of .{field}", SECTION)
     most = TARGETS[target].map_types if field == "elemtype" else LIMITS[field]
     if not 0 <= number <= most:

@@ -122,7 +122,6 @@ def _read_scale_selectors(machine: Machine, bound: BoundStatement[Mma]) -> Array
 
 
 def _check_metadata(machine: Machine, bound: BoundStatement[Mma], metadata: Array, selector: int) -> Machine:
-    """Note sparsity metadata that PTX does not define as a fault."""
     op = bound.op
     fields = metadata_fields(op, MetadataRegisters(metadata, sparsity_selector(op, selector)))
     wrong = undefined_fields(fields, op.chunk_size, op.ordered).any((-1, -2))

@@ -17,8 +17,9 @@ from tcemu.engine.instructions.wgmma import operand_addresses, wgmma
 from tcemu.engine.isa.families import LANES, Wgmma
 from tcemu.engine.isa.legality import manual_section
 from tcemu.engine.layouts.shared_memory import has_stray_bits, is_outside
-from tcemu.engine.layouts.sparsity import undefined_fields as undefined_fields
+from tcemu.engine.layouts.sparsity import undefined_fields
 from tcemu.kernels.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.kernels.ptx.simt.device_memory import split_words
 from tcemu.kernels.ptx.simt.faults import Message, OutOfBounds
 from tcemu.kernels.ptx.simt.machine import Machine
 from tcemu.kernels.ptx.tensor.statement_forms import (
@@ -28,8 +29,8 @@ from tcemu.kernels.ptx.tensor.statement_forms import (
     note_fault,
     note_undefined,
     read_registers,
+    read_uniform,
     require_whole_warps,
-    split_words,
     ungroup_warps,
     write_registers,
 )
@@ -92,24 +93,12 @@ def _read_immediates(bound: BoundStatement[Wgmma]) -> dict[str, int]:
 
 
 def _read_uniform(machine: Machine, bound: BoundStatement[Wgmma], name: str, kind: str) -> tuple[Array, Machine]:
-    """Read a value that is uniform in a warpgroup, [blocks, warpgroups], from its first active thread.
-
-    In checked mode threads with another value note a fault.
-    """
+    """Read a value that is uniform in a warpgroup, [blocks, warpgroups]."""
     operand: Operand = bound.operands[name]
-    if kind == "pred" and isinstance(operand, Integer):
-        value = jnp.full(machine.active.shape, operand.value != 0)
-    else:
-        value = machine.read(operand, kind)
-    shape = machine.active.shape
-    values, active = (group_warps(machine.warps(x)).reshape(shape[0], -1, 4 * LANES) for x in (value, machine.active))
-    first = jnp.take_along_axis(values, jnp.argmax(active, axis=-1)[..., None], axis=-1)
-    if bound.checked:
-        differs = (active & (values != first)).reshape(shape[0], -1, 4, LANES)
-        where = machine.threads(ungroup_warps(differs, shape[1] // LANES))
-        message = f"{name} must be the same in all threads of the warpgroup. PTX ISA {manual_section(bound.op)}"
-        machine = note_undefined(machine, where, message)
-    return first[..., 0], machine
+    is_constant = kind == "pred" and isinstance(operand, Integer)
+    value = jnp.full(machine.active.shape, operand != Integer(0)) if is_constant else machine.read(operand, kind)
+    message = f"{name} must be the same in all threads of the warpgroup. PTX ISA {manual_section(bound.op)}"
+    return read_uniform(machine, bound, value, 4 * LANES, message)
 
 
 def _check_descriptor(machine: Machine, bound: BoundStatement[Wgmma], immediates: dict[str, int], name: str, words: Array) -> Machine:
@@ -129,7 +118,6 @@ def _check_descriptor(machine: Machine, bound: BoundStatement[Wgmma], immediates
 
 
 def _check_metadata(machine: Machine, bound: BoundStatement[Wgmma], metadata: Array, selector: int) -> Machine:
-    """Note a fault for sparsity metadata that PTX does not define, in checked mode."""
     op = bound.op
     if not bound.checked:
         return machine

@@ -7,7 +7,7 @@ some product are followed. The rules are those of `tcemu.instructions.Warpgroup`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.engine.isa.families import LANES, Wgmma
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
-from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
+from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, qualified_registers
 from tcemu.kernels.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
-from tcemu.kernels.ptx.text.module import Operand, Register, nested_operands
+from tcemu.kernels.ptx.text.module import Register, Vector
 
 FENCE_SECTION, WAIT_SECTION = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
+WAIT = f"wait for its group. {WAIT_SECTION}"
 DescribePlace = Callable[[LinkedStatement, int, int], str]  # describes a line, a block and a thread
 # NVRTC moves the zeros of an accumulator behind a fence whose asm statement does not name it
 REMEDY = (
@@ -93,19 +94,18 @@ class WgmmaProtocol:
 
     def _check_product(self, line: LinkedStatement, use: RegisterUse, bound: BoundStatement, warps: np.ndarray) -> None:
         state, op, d, a = self.state, bound.op, list(use.d), list(use.a)
-        self._forbid(line, warps & ~state["fenced"], f"it is issued before any wgmma.fence. {FENCE_SECTION}")
-        for registers, role in ((d, "accumulator"), (a, "A")):
-            touched = state["touched"][registers].any(0)
-            message = f"a thread has used a register of its {role} since the last wgmma.fence; {REMEDY}. {FENCE_SECTION}"
-            self._forbid(line, warps & touched, message)
         shape = state["shape"][d]
-        differs = ((shape != 0) & (shape != op.n)).any(0)
-        message = f"its accumulator belonged to a product of another shape since the last wgmma.fence. {FENCE_SECTION}"
-        self._forbid(line, warps & differs, message)
-        message = f"its A is the accumulator of a pending product; wait for its group. {WAIT_SECTION}"
-        self._forbid(line, warps & self._is_pending("accumulator_group", a), message)
-        message = f"its accumulator holds the A of a pending product; wait for its group. {WAIT_SECTION}"
-        self._forbid(line, warps & self._is_pending("a_group", d), message)
+        touched = "a thread has used a register of its {} since the last wgmma.fence; " + f"{REMEDY}. {FENCE_SECTION}"
+        other_shape = f"its accumulator belonged to a product of another shape since the last wgmma.fence. {FENCE_SECTION}"
+        for wrong, message in (
+            (~state["fenced"], f"it is issued before any wgmma.fence. {FENCE_SECTION}"),
+            (state["touched"][d].any(0), touched.format("accumulator")),
+            (state["touched"][a].any(0), touched.format("A")),
+            (((shape != 0) & (shape != op.n)).any(0), other_shape),
+            (self._is_pending("accumulator_group", a), f"its A is the accumulator of a pending product; {WAIT}"),
+            (self._is_pending("a_group", d), f"its accumulator holds the A of a pending product; {WAIT}"),
+        ):
+            self._forbid(line, warps & wrong, message)
         group = state["groups"] + 1
         for name, registers in (("accumulator_group", d), ("a_group", a)):
             state[name][registers] = np.where(warps, group, state[name][registers])
@@ -138,20 +138,18 @@ class WgmmaProtocol:
 
 def wgmma_protocol(kernel: Kernel, shape: tuple[int, int], where: DescribePlace) -> WgmmaProtocol | None:
     """Return the protocol state of a chunk of `shape` (blocks, threads), or None if the kernel is not checked or has no wgmma products."""
-    if not any(line.context.checked for line in kernel.statements):
+    if not kernel.checked:
         return None
     bound = {line.number: bind_operands(line.statement, line.context) for line in kernel.statements if line.statement.name == "wgmma"}
     if not any(isinstance(statement.op, Wgmma) for statement in bound.values()):
         return None
-    product_registers = {
-        line.number: [
-            tuple(_register_names(line, vector_elements(bound[line.number].operands[name]))) if name in bound[line.number].operands else ()
-            for name in "da"
-        ]
-        for line in kernel.statements
-        if line.number in bound
-    }
-    tracked = {name for operands in product_registers.values() for names in operands for name in names}
+    operands: dict[int, list[list[str]]] = {}  # the registers of D and of A
+    for line in kernel.statements:
+        if line.number in bound:
+            given = [bound[line.number].operands.get(name, Vector(())) for name in "da"]
+            registers = [[each for each in vector_elements(operand) if isinstance(each, Register)] for operand in given]
+            operands[line.number] = [list(map(line.names.qualified_name, each)) for each in registers]
+    tracked = {name for both in operands.values() for names in both for name in names}
     copies = {line.number: names for line in kernel.statements if (names := _copied_registers(line)) is not None}
     while True:
         reached = {name for pair in copies.values() if tracked & set(pair) for name in pair} - tracked
@@ -162,10 +160,10 @@ def wgmma_protocol(kernel: Kernel, shape: tuple[int, int], where: DescribePlace)
     lines: dict[int, RegisterUse] = {}
     for line in kernel.statements:
         if line.number in bound:
-            d, a = (tuple(index[name] for name in names) for names in product_registers[line.number])
+            d, a = (tuple(index[name] for name in names) for names in operands[line.number])
             lines[line.number] = RegisterUse(bound[line.number], d, a)
             continue
-        uses = tuple(dict.fromkeys(index[name] for name in _register_names(line, line.statement.operands) if name in index))
+        uses = tuple(index[name] for name in qualified_registers(line.statement, line.names) if name in index)
         if uses:
             pair = copies.get(line.number)
             copied = (index[pair[1]], index[pair[0]]) if pair is not None and pair[0] in index else None
@@ -178,10 +176,5 @@ def _copied_registers(line: LinkedStatement) -> tuple[str, str] | None:
     operands = line.statement.operands
     if line.statement.name != "mov" or not all(isinstance(operand, Register) for operand in operands):
         return None
-    target, source = _register_names(line, operands)
+    target, source = (line.names.qualified_name(operand) for operand in operands if isinstance(operand, Register))
     return target, source
-
-
-def _register_names(line: LinkedStatement, operands: Iterable[Operand]) -> list[str]:
-    """Return the qualified names of the registers of operands."""
-    return [line.names.qualified_name(operand) for operand in nested_operands(tuple(operands)) if isinstance(operand, Register)]

@@ -130,7 +130,6 @@ def _parse_unary(tokens: Tokens, depth: int) -> Number:
 
 
 def _wrap_integer(value: int | float, kind: str) -> Number:
-    """Wrap an integer to 64 bits."""
     if kind == "f64":
         return Number(float(value), kind)
     value = int(value) & _MASK
@@ -148,7 +147,6 @@ def _apply_cast(tokens: Tokens, cast: Token, number: Number) -> Number:
 
 
 def _apply_binary(tokens: Tokens, mark: Token, left: Number, right: Number) -> Number:
-    """Evaluate a binary operator."""
     kinds, sign = {left.kind, right.kind}, mark.kind
     floating = "f64" in kinds
     if "f32" in kinds or (floating and len(kinds) > 1) or (floating and sign not in (*_COMPARE, *_SUMS, "/")):

@@ -128,19 +128,16 @@ def skip_brackets(tokens: Tokens, opening: str, closing: str) -> None:
         depth += (token.kind == opening) - (token.kind == closing)
 
 
-def parse_variables(tokens: Tokens, scopes: Scopes, space: str, *, extern: bool = False) -> Iterator[Variable]:
+def parse_variables(tokens: Tokens, scopes: Scopes, space: str, *, extern: bool = False) -> list[Variable]:
     """Parse a declaration as `.shared .align 16 .b8 a[16], b[4];` after its state space, and declare its names."""
     declaration = parse_head(tokens, space, extern=extern)
-    while True:
-        token = tokens.expect(NAME, "the name of a variable")
-        yield _parse_variable(tokens, scopes, declaration, token)
-        if not tokens.accept(","):
-            break
+    found = tokens.parse_list(lambda: _parse_variable(tokens, scopes, declaration))
     tokens.expect(";", "',', '=' or ';'")
+    return found
 
 
-def _parse_variable(tokens: Tokens, scopes: Scopes, declaration: DeclarationHead, token: Token) -> Variable:
-    """Parse one variable: its name, axes and initial value."""
+def _parse_variable(tokens: Tokens, scopes: Scopes, declaration: DeclarationHead) -> Variable:
+    token = tokens.expect(NAME, "the name of a variable")
     if "." in token.text or token.text == "_":
         raise tokens.error(f"{token.text} is not a valid name of a variable", token)
     shape = parse_axes(tokens)
@@ -155,17 +152,8 @@ def _parse_variable(tokens: Tokens, scopes: Scopes, declaration: DeclarationHead
         raise tokens.error(
             f"the size of {token.text} is open; only .extern variables and variables with initial values may have an open size", token
         )
-    return Variable(
-        name,
-        declaration.space,
-        declaration.kind,
-        shape,
-        declaration.alignment,
-        tokens.position(token),
-        declaration.extern,
-        initial,
-        pointers,
-    )
+    head = name, declaration.space, declaration.kind, shape, declaration.alignment, tokens.position(token)
+    return Variable(*head, declaration.extern, initial, pointers)
 
 
 def parse_axes(tokens: Tokens) -> tuple[int | None, ...]:
@@ -242,7 +230,6 @@ def _fill_value(tokens: Tokens, scopes: Scopes, filling: _InitialBytes, start: i
 
 
 def _encode_number(tokens: Tokens, filling: _InitialBytes, first: Token) -> bytes:
-    """Parse a number as bytes of the variable's type."""
     value, kind = parse_expression(tokens)
     floating = kind in ("f32", "f64")
     if filling.kind in ("f32", "f64") and floating:
@@ -260,39 +247,32 @@ def _encode_number(tokens: Tokens, filling: _InitialBytes, first: Token) -> byte
 
 
 def _fill_pointer(tokens: Tokens, scopes: Scopes, filling: _InitialBytes, start: int) -> None:
-    """Parse `x`, `x+4` or `generic(x)+4`."""
-    token = tokens.take()
-    generic = token.text == "generic" and tokens.accept("(") is not None
-    name = tokens.expect(NAME, "the name of a variable") if generic else token
-    if generic:
-        tokens.expect(")")
-    offset = parse_integer(tokens, "what is added to the address") if tokens.accept("+") else 0
+    token = tokens.token
     if filling.width not in (4, 8) or filling.kind.startswith("f"):
         raise tokens.error(f"a .{filling.kind} does not hold an address; .b64, .u64 and .s64 do", token)
-    filling.pointers.append(Pointer(start, _resolve_symbol(tokens, scopes, name, offset), generic, filling.width))
+    filling.pointers.append(_parse_pointer(tokens, scopes, start, filling.width))
 
 
 def _fill_masked_pointer(tokens: Tokens, scopes: Scopes, filling: _InitialBytes, start: int) -> None:
     """Parse `0xff00(x)`, one byte of an address."""
     token = tokens.take()
     mask = int(token.text, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]+U?", token.text.rstrip("U")) else 0
-    shift = (mask & -mask).bit_length() - 1
     if mask not in [0xFF << position for position in range(0, 64, 8)] or filling.width != 1:
         raise tokens.error("a mask before an address takes one byte of it, as 0xff00(x), for a variable of .b8, .u8 or .s8", token)
     tokens.expect("(")
+    filling.pointers.append(_parse_pointer(tokens, scopes, start, 1, (mask & -mask).bit_length() - 1))
+    tokens.expect(")")
+
+
+def _parse_pointer(tokens: Tokens, scopes: Scopes, start: int, width: int, shift: int = 0) -> Pointer:
+    """Parse `x`, `x+4` or `generic(x)+4`, the address of a variable or a function that a variable holds."""
     name = tokens.expect(NAME, "the name of a variable")
     generic = name.text == "generic" and tokens.accept("(") is not None
-    name = tokens.expect(NAME, "the name of a variable") if generic else name
     if generic:
+        name = tokens.expect(NAME, "the name of a variable")
         tokens.expect(")")
     offset = parse_integer(tokens, "what is added to the address") if tokens.accept("+") else 0
-    tokens.expect(")")
-    filling.pointers.append(Pointer(start, _resolve_symbol(tokens, scopes, name, offset), generic, 1, shift))
-
-
-def _resolve_symbol(tokens: Tokens, scopes: Scopes, name: Token, offset: int) -> Symbol:
-    """Return the variable or function whose address a variable holds."""
     meaning = scopes.resolve(name, "a variable or a function")
     if meaning.category not in ("variable", "function"):
         raise tokens.error(f"{name.text} is a {meaning.category}; a variable holds the address of a variable or a function", name)
-    return Symbol(meaning.name, offset)
+    return Pointer(start, Symbol(meaning.name, offset), generic, width, shift)

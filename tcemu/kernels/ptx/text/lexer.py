@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tcemu.base.errors import PtxError
 from tcemu.kernels.ptx.text.module import Position
@@ -25,6 +26,8 @@ _TOKEN = re.compile(
 _KINDS = {"number": NUMBER, "name": NAME, "directive": DIRECTIVE, "string": STRING}
 _LINE_WIDTH = 120  # characters of a long line in an error
 _TOKEN_LIMIT, _MESSAGE_LIMIT = 60, 500  # characters of a token, and of the description, in an error
+
+Item = TypeVar("Item")
 
 
 class Token(NamedTuple):
@@ -48,7 +51,6 @@ class Tokens:
         self.tokens = self._tokenise()
 
     def _tokenise(self) -> list[Token]:
-        """Return all tokens of the text."""
         tokens, at, match = [], 0, _TOKEN.match
         while at < len(self.text):
             found = match(self.text, at)
@@ -98,6 +100,17 @@ class Tokens:
         if self.tokens[self.index].kind != kind:
             raise self.unexpected(expected or (kind if kind in (NAME, DIRECTIVE, NUMBER, STRING, END) else f"'{kind}'"))
         return self.take()
+
+    def parse_list(self, parse: Callable[[], Item], end: str = "") -> list[Item]:
+        """Parse items with commas between them. end: the mark that ends the list, which may then be empty; "": the caller takes it."""
+        found: list[Item] = []
+        while not (end and self.token.kind == end):
+            found.append(parse())
+            if not self.accept(","):
+                break
+        if end:
+            self.expect(end, f"',' or '{end}'")
+        return found
 
     def position(self, token: Token) -> Position:
         """Return the position of a token."""

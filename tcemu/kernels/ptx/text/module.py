@@ -305,19 +305,14 @@ class Function:
 
     def _declarations(self) -> Iterator[str]:
         """Yield the declarations of registers, variables and lists of targets."""
-        yield from _register_declarations(
-            {name: kind for name, kind in self.registers.items() if name not in {v.name for v in self._head_variables()}}
-        )
+        head = {variable.name for variable in self.parameters + self.results}
+        yield from _register_declarations({name: kind for name, kind in self.registers.items() if name not in head})
         yield from (f"{variable};" for variable in self.variables)
         for name, prototype in self.prototypes.items():
             results, parameters = (f"({', '.join(map(str, given))})" if given else "" for given in prototype[:2])
             yield f"{name}: .callprototype {results} _ {parameters or '()'}{' .noreturn' if prototype.noreturn else ''};"
         for word, lists in (("branchtargets", self.branch_targets), ("calltargets", self.call_targets)):
             yield from (f"{name}: .{word} {', '.join(targets)};" for name, targets in lists.items())
-
-    def _head_variables(self) -> tuple[Variable, ...]:
-        """Return the parameters and results."""
-        return self.parameters + self.results
 
 
 def _register_declarations(registers: dict[str, str]) -> Iterator[str]:

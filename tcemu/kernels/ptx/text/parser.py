@@ -36,7 +36,7 @@ from tcemu.kernels.ptx.text.module import (
     Variable,
     Vector,
 )
-from tcemu.kernels.ptx.text.scopes import DeclaredName, Scopes, find_blocks
+from tcemu.kernels.ptx.text.scopes import Scopes, find_blocks
 
 _LINKAGE = (".visible", ".weak", ".extern", ".common")
 _LABEL_LISTS = {".branchtargets": "list of labels", ".calltargets": "list of functions", ".callprototype": "prototype"}
@@ -118,8 +118,9 @@ class _FileParser:
         token = tokens.expect(DIRECTIVE, "a directive, as .entry, .func or .global")
         if token.text in (".entry", ".func"):
             self._parse_function(token, extern=".extern" in linkage)
-        elif token.text in (".global", ".const", ".shared"):
-            self._parse_variables(token.text[1:], extern=".extern" in linkage)
+        elif token.text in (".global", ".const", ".shared"):  # a definition may follow an .extern declaration of the variable
+            declared = parse_variables(tokens, self.scopes, token.text[1:], extern=".extern" in linkage)
+            self.variables |= {variable.name: variable for variable in declared}
         elif linkage or not skip_directive(tokens, token):
             if token.text == ".alias" and not linkage:
                 self._parse_alias()
@@ -129,11 +130,6 @@ class _FileParser:
                 )
             else:
                 raise tokens.unexpected("a directive of a file, as .entry, .func, .global, .const or .shared", token)
-
-    def _parse_variables(self, space: str, *, extern: bool) -> None:
-        """Parse a declaration of variables. It may follow an .extern declaration of the same variable."""
-        for variable in parse_variables(self.tokens, self.scopes, space, extern=extern):
-            self.variables[variable.name] = variable
 
     def _parse_alias(self) -> None:
         """Parse `.alias other, name;`: a second name of a function."""
@@ -217,9 +213,7 @@ def _parse_directives(tokens: Tokens) -> dict[str, tuple[int, ...]]:
 def skip_directive(tokens: Tokens, token: Token) -> bool:
     """Skip a directive that does not change what the file computes; return False for any other directive."""
     if token.text == ".pragma":
-        tokens.expect(STRING)
-        while tokens.accept(","):
-            tokens.expect(STRING)
+        tokens.parse_list(lambda: tokens.expect(STRING))
         tokens.expect(";")
     elif token.text == ".file":
         tokens.expect(NUMBER)
@@ -275,29 +269,20 @@ class _FunctionParser:
 
     def parse_parameters(self, *, named: bool = True) -> tuple[Variable, ...]:
         """Parse `(.param .u64 a, .reg .b32 b)`. named: declare the names, which a prototype does not."""
-        tokens = self.tokens
-        tokens.expect("(")
-        found = []
-        while tokens.token.kind != ")":
-            space = tokens.accept_directive(".param", ".reg")
-            if not space:
-                raise tokens.unexpected("a parameter, which begins with .param or .reg, or ')'")
-            found.append(self._parse_register_parameter(named) if space.text == ".reg" else self._parse_parameter(named))
-            if not tokens.accept(","):
-                break
-        tokens.expect(")", "',' or ')'")
-        return tuple(found)
-
-    def _parse_register_parameter(self, named: bool) -> Variable:
-        """Parse `.reg .b32 x`."""
-        kind = parse_type(self.tokens, {**TYPES, "pred": 1})
-        token = self.tokens.expect(NAME, "the name of a register")
-        name = declare_register(self.tokens, self.scopes, self.registers, token, (kind, "")) if named else token.text
-        return Variable(name, "reg", kind, (), max(1, {**TYPES, "pred": 8}[kind] // 8), self.tokens.position(token))
+        self.tokens.expect("(")
+        return tuple(self.tokens.parse_list(lambda: self._parse_parameter(named), ")"))
 
     def _parse_parameter(self, named: bool) -> Variable:
-        """Parse `.param .align 8 .b8 x[16]`."""
+        """Parse `.reg .b32 x` or `.param .align 8 .b8 x[16]`."""
         tokens = self.tokens
+        space = tokens.accept_directive(".param", ".reg")
+        if not space:
+            raise tokens.unexpected("a parameter, which begins with .param or .reg, or ')'")
+        if space.text == ".reg":
+            kind = parse_type(tokens, {**TYPES, "pred": 1})
+            token = tokens.expect(NAME, "the name of a register")
+            name = declare_register(tokens, self.scopes, self.registers, token, (kind, "")) if named else token.text
+            return Variable(name, "reg", kind, (), max(1, {**TYPES, "pred": 8}[kind] // 8), tokens.position(token))
         given = parse_head(tokens, "param")
         token = tokens.expect(NAME, "the name of a parameter")
         if "." in token.text or (named and token.text == "_"):
@@ -311,7 +296,7 @@ class _FunctionParser:
         tokens = self.tokens
         first = tokens.token
         blocks, last = find_blocks(tokens)
-        self.scopes.begin_body(blocks)
+        self.scopes.blocks = blocks
         while True:
             if tokens.token.kind == "{":
                 self.scopes.enter(tokens.index)
@@ -373,22 +358,19 @@ class _FunctionParser:
             self.prototypes[name] = Prototype(results, given, "noreturn" in _parse_directives(tokens))
         else:
             expected = "label" if made.text == ".branchtargets" else "function"
-            targets = [self._parse_target(expected)]
-            while tokens.accept(","):
-                targets.append(self._parse_target(expected))
+            targets = tokens.parse_list(lambda: self._parse_reference(f"a {expected}", expected))
             (self.branch_targets if expected == "label" else self.call_targets)[name] = tuple(targets)
         tokens.expect(";")
 
-    def _parse_target(self, expected: str) -> str:
-        """Parse the name of a label or a function."""
-        token = self.tokens.expect(NAME, f"a {expected}")
-        meaning = self.scopes.resolve(token, f"a {expected}")
-        if meaning.category != expected:
-            raise self.tokens.error(f"{token.text} is a {meaning.category}, not a {expected}", token)
+    def _parse_reference(self, expected: str, *categories: str) -> str:
+        """Parse a name that is declared in one of these categories."""
+        token = self.tokens.expect(NAME, expected)
+        meaning = self.scopes.resolve(token, expected)
+        if meaning.category not in categories:
+            raise self.tokens.error(f"{token.text} is a {meaning.category}, not {expected}", token)
         return meaning.name
 
     def _parse_statement(self, guard: Guard | None) -> Statement:
-        """Parse an instruction with its operands."""
         tokens = self.tokens
         token = tokens.expect(NAME, "an instruction")
         opcode = token.text
@@ -399,10 +381,7 @@ class _FunctionParser:
             operands = self._parse_call()
         elif tokens.token.kind != ";":
             parse_each = parse_part if VIDEO.match(opcode) else parse_operand
-            found = [parse_each(tokens, self.scopes)]
-            while tokens.accept(","):
-                found.append(parse_each(tokens, self.scopes))
-            operands = tuple(found)
+            operands = tuple(tokens.parse_list(lambda: parse_each(tokens, self.scopes)))
         tokens.expect(";", "',' or ';'" if operands else "an operand or ';'")
         return Statement(opcode, operands, guard, tokens.position(token), self.location)
 
@@ -421,28 +400,13 @@ class _FunctionParser:
         if tokens.accept(","):
             given = self._parse_arguments() if tokens.token.kind == "(" else None
             if given is None or tokens.accept(","):
-                more = (Symbol(self._parse_list_name()),)
+                more = (Symbol(self._parse_reference("a prototype, or a list of functions", "prototype", "list of functions")),)
         return (results, callee, given or Vector(()), *more)
-
-    def _parse_list_name(self) -> str:
-        """Parse the name of the prototype or list of functions of an indirect call."""
-        token = self.tokens.expect(NAME, "a prototype, or a list of functions")
-        meaning = self.scopes.resolve(token, "a prototype, or a list of functions")
-        if meaning.category not in ("prototype", "list of functions"):
-            raise self.tokens.error(f"{token.text} is a {meaning.category}, not a prototype or a list of functions", token)
-        return meaning.name
 
     def _parse_arguments(self) -> Vector:
         """Parse `(a, b)`."""
-        tokens = self.tokens
-        tokens.expect("(")
-        found = []
-        while tokens.token.kind != ")":
-            found.append(parse_operand(tokens, self.scopes))
-            if not tokens.accept(","):
-                break
-        tokens.expect(")", "',' or ')'")
-        return Vector(tuple(found))
+        self.tokens.expect("(")
+        return Vector(tuple(self.tokens.parse_list(lambda: parse_operand(self.tokens, self.scopes), ")")))
 
 
 # ---- operands
@@ -500,9 +464,7 @@ def parse_vector(tokens: Tokens, scopes: Scopes, depth: int = 0) -> Vector:
     if depth >= _MAX_VECTOR_DEPTH:
         raise tokens.error(f"vectors are nested deeper than {_MAX_VECTOR_DEPTH}")
     tokens.expect("{")
-    elements = [parse_operand(tokens, scopes, depth + 1)]
-    while tokens.accept(","):
-        elements.append(parse_operand(tokens, scopes, depth + 1))
+    elements = tokens.parse_list(lambda: parse_operand(tokens, scopes, depth + 1))
     tokens.expect("}", "',' or '}'")
     return Vector(tuple(elements))
 
@@ -532,9 +494,9 @@ def _parse_base(tokens: Tokens, scopes: Scopes, token: Token) -> Register | Symb
         if kind not in _ADDRESS_TYPES:
             raise tokens.error(f"{token.text} is a register of .{kind}; an address has 32 or 64 bits, as .b64, .u64 or .s64", token)
         return found
-    if isinstance(found, Symbol) and (what := scopes.resolve(token, "").category) in ("variable", "function"):
-        return found
     what = scopes.resolve(token, "").category
+    if isinstance(found, Symbol) and what in ("variable", "function"):
+        return found
     raise tokens.error(f"{token.text} is a {what}; an address begins with a register or a variable", token)
 
 
@@ -550,7 +512,6 @@ def _parse_named(tokens: Tokens, scopes: Scopes) -> Operand:
 
 
 def _resolve_name(tokens: Tokens, scopes: Scopes, token: Token, expected: str) -> Register | Vector | Symbol:
-    """Return the register, vector or symbol of a name."""
     text = token.text
     if text in SPECIAL_REGISTERS:
         return Register(text)
@@ -582,7 +543,7 @@ def _register_kind(scopes: Scopes, token: Token) -> str:
     """Return the type of a register, or "" for any other name."""
     if token.text in SPECIAL_REGISTERS:
         return SPECIAL_REGISTERS[token.text]
-    meaning: DeclaredName | None = scopes.find(token.text.partition(".")[0])
+    meaning = scopes.find(token.text.partition(".")[0])
     return meaning.kind if meaning else ""
 
 

@@ -25,7 +25,7 @@ class Scopes:
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens, self._scopes = tokens, [dict[str, DeclaredName]()]
-        self._blocks: dict[int, dict[str, Token]] = {}
+        self.blocks: dict[int, dict[str, Token]] = {}  # labels of each block of the body, by the number of the bracket's token
         self._used_names, self._counts = set[str](), dict[str, int]()
 
     def enter_function(self, used_names: set[str]) -> Scopes:
@@ -34,14 +34,10 @@ class Scopes:
         inner._scopes, inner._used_names = [*self._scopes, {}], set(used_names)
         return inner
 
-    def begin_body(self, blocks: dict[int, dict[str, Token]]) -> None:
-        """Begin a body. blocks: the labels of each of its blocks, by the number of the bracket's token."""
-        self._blocks = blocks
-
     def enter(self, bracket: int) -> None:
         """Enter the block that a token opens. Its labels are declared at once, since branches may go forward."""
         self._scopes.append({})
-        for label, token in self._blocks[bracket].items():
+        for label, token in self.blocks[bracket].items():
             self.declare(token, "label", label)
 
     def leave(self) -> None:

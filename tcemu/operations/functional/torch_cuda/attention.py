@@ -16,13 +16,22 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.engine.arithmetic.special_functions import NAN
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
 from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, cutlass_backward, fused_backward
 from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
-from tcemu.operations.functional.torch_cuda.fused_attention import KERNELS, FusedOperands, by_rows, fused_forward, fused_kernel
+from tcemu.operations.functional.torch_cuda.fused_attention import (
+    KERNELS,
+    DroppedWeights,
+    FusedOperands,
+    by_rows,
+    fused_forward,
+    fused_kernel,
+)
+from tcemu.operations.functional.torch_cuda.random_numbers import AttentionDropout, attention_mask
 from tcemu.operations.functional.torch_cuda.reduce_plans import GPUS
 from tcemu.operations.functional.torch_cuda.rows import reduce
 from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_backward
@@ -132,6 +141,7 @@ def attention(
     scale: float | None = None,
     gpu: str = "H200",
     multiply: Multiply | None = None,
+    dropout: AttentionDropout | None = None,
 ) -> tuple[Array, Array]:
     """Compute `scaled_dot_product_attention` as one of PyTorch's backends does.
 
@@ -146,10 +156,12 @@ def attention(
         gpu: "H100" or "H200".
         multiply: Of "math" with one head in all, which PyTorch computes by products of matrices: computes A·B of f32 matrices, given
             transposed_a and transposed_b as `tcemu.uses.replay.torch_products.matmul`. With more heads cuBLAS's batched product is a chain.
+        dropout: Dropout of the weights, of "flash" and "efficient".
 
     Returns:
         The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
-        natural logarithms; of "math" the f32 weights, [batch, heads, queries, keys], from which PyTorch computes its gradients.
+        natural logarithms, NaN where their rounding is not known, as with one query by "cudnn"; of "math" the f32 weights, [batch, heads,
+        queries, keys], from which PyTorch computes its gradients.
 
     Raises:
         NotModelled: The kernel of this call is not known.
@@ -159,7 +171,7 @@ def attention(
     Source: as the modules of `torch_cuda` say; words of an H200 that agree: the census in tests/operations/functional.
     """
     call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
-    return _math(call, _product(call, multiply)) if backend == "math" else _fused(call)
+    return _math(call, _product(call, multiply)) if backend == "math" and dropout is None else _fused(call, dropout)
 
 
 OPEN_ORDERS = ("raise", "lockstep")
@@ -180,6 +192,7 @@ def attention_backward(
     gpu: str = "H200",
     multiply: Multiply | None = None,
     open_order: str = "raise",
+    dropout: AttentionDropout | None = None,
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of `attention` as one of PyTorch's backends does.
 
@@ -198,6 +211,7 @@ def attention_backward(
         multiply: As in `attention`.
         open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "lockstep", by which blocks of keys
             are added as if all ran at the same pace: one of the results that the GPU may give.
+        dropout: Dropout of the forward's weights, of "flash".
 
     Returns:
         The gradients of q, k and v, in their shapes and dtype.
@@ -221,13 +235,16 @@ def attention_backward(
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
     if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1]):
         raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
+    if dropout is not None and backend != "flash":
+        raise NotModelled(f"{backend}: gradients with dropout have no rule; those of FlashAttention 2 have one (torch_cuda/attention.py)")
     in_lockstep = open_order == "lockstep"
     if backend == "math":
         found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
     elif backend == "efficient":
         found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale, in_lockstep=in_lockstep)
     else:
-        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_lockstep=in_lockstep)
+        dropped = None if dropout is None else (*_kept_weights(call, dropout), float(np.float32(1) - np.float32(dropout.probability)))
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_lockstep=in_lockstep, dropped=dropped)
     dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
     return dq, dk, dv
 
@@ -303,21 +320,36 @@ def _bias_codes(bias: ArrayLike, fmt: Format, hidden: float, shape: tuple[int, .
     return jnp.broadcast_to(convert(own, F32, codes), shape)
 
 
-def _fused(call: _Call) -> tuple[Array, Array]:
+def _kept_weights(call: _Call, dropout: AttentionDropout) -> tuple[np.ndarray, float]:
+    """Return which weights dropout keeps, [batch, heads, queries, keys], and 1 / (1 - p) as the kernel rounds it, in f32."""
+    kept = attention_mask(call.backend, dropout, (*call.q.shape[:3], call.k.shape[2]))
+    p = np.float32(dropout.probability)
+    return kept, float(np.float32(1) / (np.float32(1) - p) if call.backend == "flash" else np.float32(1.0 / (1.0 - float(p))))
+
+
+def _fused(call: _Call, dropout: AttentionDropout | None = None) -> tuple[Array, Array]:
     batch, heads, queries, size = call.q.shape
     key_heads, width = call.k.shape[1], call.v.shape[-1]
     rows = heads // key_heads * queries
     # with one query FlashAttention 2 takes the heads of a group as queries, and nothing is hidden
-    swapped = call.backend == "flash" and queries == 1
+    swapped = call.backend == "flash" and queries == 1 and dropout is None
     seen = (batch, key_heads, rows, size) if swapped else call.q.shape
-    kernel = fused_kernel(call.backend, seen, call.k.shape[2], call.gpu)
+    dropped = None
+    if dropout is not None:
+        kept, factor = _kept_weights(call, dropout)
+        dropped = DroppedWeights(kept.reshape(batch * heads * queries, -1), np.array(np.float32(factor).view(np.uint32)))
+    kernel = fused_kernel(call.backend, seen, call.k.shape[2], call.gpu, drops=dropped is not None)
     operands = FusedOperands(
         call.q.reshape(batch, key_heads, rows, size), call.k, call.v,
         None if call.bias is None else call.bias.reshape(batch, key_heads, rows, -1),
     )  # fmt: skip
-    found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale)
+    found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale, dropped)
     out = by_rows(convert, found.out, fixed=(F32, call.fmt))
     out, logarithms = out.reshape(batch, heads, queries, width), found.logsumexp.reshape(batch, heads, queries)
+    if call.backend == "cudnn" and queries == 1:
+        logarithms = (
+            np.full(logarithms.shape, np.float32(np.nan).view(np.uint32)) if isinstance(out, np.ndarray) else jnp.full_like(logarithms, NAN)
+        )
     if isinstance(out, np.ndarray):
         return jax.device_put(out.view(given_dtype(call.fmt))), jax.device_put(np.asarray(logarithms).view(np.float32))
     return to_float(call.fmt, out, given_dtype(call.fmt)), to_float(F32, logarithms)

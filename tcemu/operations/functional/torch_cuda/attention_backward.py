@@ -127,20 +127,29 @@ def _row_products(threads: int, halves: bool, grad: Array, out: Array) -> Array:
 
 @partial(jax.jit, static_argnums=0)
 def _block_gradients(
-    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array
+    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array, kept: Array | None = None
 ) -> BlockGradients:
-    """Compute P = 2^(s * factor - logsumexp * log2 e) and dS = P * (dO·Vᵀ - the row's sum)."""
+    """Compute P = 2^(s * factor - logsumexp * log2 e) and dS = P * (dO·Vᵀ - the row's sum), of a dropped weight -P * the row's sum."""
     visible = jnp.arange(scores.shape[-1])[None] < seen
     s = where(visible, Value(scores), as_value(MINUS_INFINITY))
     lse = Value(logsumexp)
     shift = where(logsumexp == MINUS_INFINITY, 0.0, lse * as_value(log2(e)))
     p = ex2(s * Value(jnp.asarray(factors.factor)) - shift)
     ds = p * (Value(products) - Value(row_sums))
+    if kept is not None:
+        p, ds = where(kept, p, 0.0), where(kept, ds, -p * Value(row_sums))
     return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
 
 
 def fused_backward(
-    name: str, fmt: Format, operands: BackwardOperands, causal: bool, scale: float, *, in_lockstep: bool = False
+    name: str,
+    fmt: Format,
+    operands: BackwardOperands,
+    causal: bool,
+    scale: float,
+    *,
+    in_lockstep: bool = False,
+    dropped: tuple[np.ndarray, float, float] | None = None,
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
 
@@ -151,6 +160,8 @@ def fused_backward(
         causal: A query sees the keys up to its own number.
         scale: Factor of the scores.
         in_lockstep: More than two blocks of keys, which come to the same queries together, are added to their gradient in ascending order.
+        dropped: FlashAttention 2's dropout: which weights are kept, [batch, heads, queries, keys], the factor of these in f32, and the
+            probability to keep one.
 
     Returns:
         Codes of `fmt`, of the shapes of q, k and v.
@@ -184,7 +195,14 @@ def fused_backward(
     threads = (64 if tile_size % 64 == 0 else 32) // VECTOR
     wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (grad, out)]
     of_rows = _row_products_in_pairs if is_cudnn else partial(_row_products, threads, True)
-    row_sums = padded(jnp.asarray(by_rows(of_rows, *wide)).reshape(batch, heads, queries, 1), rows)
+    row_sums = by_rows(of_rows, *wide)
+    of_scores, of_values = None if is_cudnn else factors.scale, None
+    if dropped is not None:
+        kept, inverse, share = dropped
+        kept = np.pad(kept, [(0, 0), (0, 0), (0, rows - queries), (0, blocks * tiles.keys - keys)]).reshape(batch * heads * rows, -1)
+        row_sums = by_rows(lambda y: (Value(y) * share).codes, row_sums)
+        of_scores, of_values = (np.float32(np.float32(factor) * np.float32(inverse)).view(np.uint32) for factor in (scale, 1.0))
+    row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
     lse = padded(logsumexp[..., None], rows, INFINITY)
     q, grad = padded(q, rows), padded(grad, rows)
     k, v = (padded(jnp.repeat(x, group, 1), blocks * tiles.keys) for x in (k, v))
@@ -203,6 +221,7 @@ def fused_backward(
         p, ds = by_rows(
             lambda *x: gradients(fmt, factors, *x),
             flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
+            *(() if dropped is None else (kept[:, start : start + tiles.keys],)),
         )  # fmt: skip
         p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
         of_v.append(product(by_query(p), turned_grad))
@@ -214,11 +233,10 @@ def fused_backward(
         scaled = x if factor is None else by_rows(lambda y: rescale(y, jnp.full((y.shape[0], 1), jnp.uint32(factor))), x)
         return jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), scaled))
 
-    factor = None if is_cudnn else factors.scale
-    dq = finished(of_q, factor).reshape(batch, heads, rows, size)[:, :, :queries]
+    dq = finished(of_q, of_scores).reshape(batch, heads, rows, size)[:, :, :queries]
     dk, dv = (
         finished(flat(jnp.concatenate(parts, axis=2)), by).reshape(batch, heads, -1, size)[:, :, :keys]
-        for parts, by in ((of_k, factor), (of_v, None))
+        for parts, by in ((of_k, of_scores), (of_v, of_values))
     )
     return dq, _sum_of_groups(fmt, dk, group), _sum_of_groups(fmt, dv, group)
 

@@ -26,10 +26,11 @@ from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, fma, rsqrt
 from tcemu.operations.functional.torch_cuda.elementwise import round_value
-from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places, thread_tree
+from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places, thread_tree, unrolled_places
 from tcemu.operations.functional.torch_cuda.reductions import (
     BATCH_NORM,
     CHANNELS_LAST,
+    DEVICE,
     REDUCTIONS,
     Parts,
     reduce_tree_values,
@@ -96,9 +97,7 @@ def last_tree(rows: int, channels: int) -> Node:
         raise NotModelled(
             f"batch_norm: got {rows} rows of {channels} channels; known are rows that one block adds (torch_cuda/batch_norms.py)"
         )
-    turns = -(-rows // (threads * CHAINS))
-    numbers = np.arange(turns * CHAINS * threads).reshape(turns, CHAINS, threads).swapaxes(1, 2)
-    return Join(Chain(np.where(numbers < rows, numbers, EMPTY).astype(np.int32)))
+    return Join(Chain(unrolled_places(rows, threads, CHAINS).astype(np.int32)))
 
 
 def _last_moments(codes: Array) -> Parts:
@@ -106,7 +105,8 @@ def _last_moments(codes: Array) -> Parts:
     parts = tree_moments(CHANNELS_LAST, last_tree(*codes.shape), codes)
     while parts[0].codes.shape[0] > 1:
         half = parts[0].codes.shape[0] // 2
-        parts = BATCH_NORM.join(*(tuple(Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None))))  # type: ignore[arg-type]
+        first, second = ((Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None)))
+        parts = BATCH_NORM.join(DEVICE, tuple(first), tuple(second))
     return parts
 
 

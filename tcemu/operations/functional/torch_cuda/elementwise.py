@@ -86,16 +86,8 @@ def _gelu_tanh_backward(grad: Value, x: Value) -> Value:
     return grad * fma(0.5, 1.0 + gate, 0.5 * x * fma(-gate, gate, 1.0) * inner)
 
 
-def _hardswish(x: Value) -> Value:
-    y = x + 3.0
-    y = where(y < 0.0, 0.0, y)
-    return x * where(y > 6.0, 6.0, y) * (1.0 / 6.0)
-
-
-def _hardsigmoid(x: Value) -> Value:
-    y = x + 3.0
-    y = where(y < 0.0, 0.0, y)
-    return where(y > 6.0, 6.0, y) * (1.0 / 6.0)
+def _clip_to_6(x: Value) -> Value:
+    return where(x < 0.0, 0.0, where(x > 6.0, 6.0, x))
 
 
 def _mish_backward(grad: Value, x: Value) -> Value:
@@ -138,11 +130,13 @@ def _tanh_backward(grad: Value, y: Value, fmt: Format) -> Value:
 OPERATORS: dict[str, Callable[..., Value]] = {
     "exp": expf, "log": logf, "exp2": ex2, "log2": log2f, "log1p": log1pf, "expm1": expm1f, "sqrt": sqrt, "rsqrt": rsqrt, "tanh": tanhf,
     "erf": erff, "sin": sinf, "cos": cosf, "pow": powf, "atan2": atan2f, "fmod": fmodf, "pow_half": sqrt, "pow_minus_half": rsqrt,
-    "sigmoid": _sigmoid, "gelu_tanh": _gelu_tanh, "hardswish": _hardswish, "remainder": _remainder, "logaddexp": _logaddexp,
-    "square": _square, "hardsigmoid": _hardsigmoid, "mish_backward": _mish_backward, "softplus_backward": _softplus_backward,
+    "sigmoid": _sigmoid, "gelu_tanh": _gelu_tanh, "remainder": _remainder, "logaddexp": _logaddexp,
+    "square": _square, "mish_backward": _mish_backward, "softplus_backward": _softplus_backward,
     "log_sigmoid_backward": _log_sigmoid_backward, "hardswish_backward": _hardswish_backward, "silu_backward": _silu_backward,
     "gelu_backward": _gelu_backward, "gelu_tanh_backward": _gelu_tanh_backward,
     "reciprocal": lambda x: 1.0 / x,
+    "hardswish": lambda x: x * _clip_to_6(x + 3.0) * (1.0 / 6.0),
+    "hardsigmoid": lambda x: _clip_to_6(x + 3.0) * (1.0 / 6.0),
     "silu": lambda x: x / (1.0 + expf(-x)),
     "gelu": lambda x: x * 0.5 * (1.0 + erff(x * math.sqrt(0.5))),
     "pow2": lambda x: x * x,

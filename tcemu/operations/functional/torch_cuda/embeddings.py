@@ -29,13 +29,7 @@ CHUNK = 32  # indices that a block takes at a time
 SEGMENT = 10  # rows of one index that a thread adds
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "rows",
-        "padding_idx",
-    ),
-)
+@partial(jax.jit, static_argnames=("rows", "padding_idx"))
 def embedding_backward(grad: ArrayLike, indices: ArrayLike, rows: int, padding_idx: int = -1) -> Array:
     """Compute the gradient of an embedding's table as PyTorch's `embedding_dense_backward` on a GPU does.
 

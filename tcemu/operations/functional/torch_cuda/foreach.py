@@ -18,12 +18,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
-from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
+from tcemu.engine.arithmetic.sum_tree import Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import round_value
-from tcemu.operations.functional.torch_cuda.reduce_plans import MAX_THREADS, WARP, strided_places, thread_tree
+from tcemu.operations.functional.torch_cuda.reduce_plans import MAX_THREADS, WARP, strided_places, thread_tree, unrolled_places
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
 from tcemu.operations.functional.torch_cuda.rows import operand_codes, operand_values, result_array, vector_norm
 
@@ -39,14 +39,9 @@ def chunk_tree(length: int, size: int) -> Node:
         length: Elements of the chunk.
         size: Elements of the tensor from the chunk on.
     """
-    turns = -(-length // (MAX_THREADS * VECTOR))
-    numbers = np.arange(turns * MAX_THREADS * VECTOR)
-    if size % VECTOR == 0:
-        numbers = numbers.reshape(turns, MAX_THREADS, VECTOR)
-    else:
-        numbers = numbers.reshape(turns, VECTOR, MAX_THREADS).swapaxes(1, 2)
-    places = np.where(numbers < length, numbers, EMPTY).astype(np.int32).reshape(turns, MAX_THREADS // WARP, WARP, VECTOR)
-    return Join(Join(Join(Chain(places)), "folded"), "folded")
+    loads_vectors = size % VECTOR == 0
+    places = strided_places(length, MAX_THREADS * VECTOR) if loads_vectors else unrolled_places(length, MAX_THREADS, VECTOR)
+    return Join(Join(Join(Chain(places.astype(np.int32).reshape(-1, MAX_THREADS // WARP, WARP, VECTOR))), "folded"), "folded")
 
 
 def foreach_norm(tensors: Sequence[ArrayLike], order: float = 2.0) -> list[Array]:

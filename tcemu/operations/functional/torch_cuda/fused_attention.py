@@ -85,11 +85,13 @@ KERNELS = {
     "efficient": OnlineSoftmax(False, True, False, "warps", halves=False, approximate=False),
 }
 FLASH_KEYS = {32: 128, 64: 128, 96: 64, 128: 64, 192: 64, 256: 64}  # head size up to which a kernel serves: keys of a block
+DROPOUT_KEYS = {32: 128, 64: 64, 96: 64, 128: 32, 192: 64, 256: 64}  # the same with dropout, which has no splits
 SPLIT_KEYS = {64: 256, 128: 128, 256: 64}  # the same with splits
 LARGEST_HEAD = 256
+ONE_QUERY_KEYS = 200  # keys up to which cuDNN was seen to take one query by sdpa_sm80_flash_fprop_wmma, 64 x 64
 
 
-def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> FusedKernel:
+def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False) -> FusedKernel:
     """Return the kernel that a backend launches.
 
     Args:
@@ -97,6 +99,7 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> Fuse
         shape: Batch, heads, queries and head size, as the kernel sees them.
         keys: Number of keys.
         gpu: A key of `reduce_plans.GPUS`.
+        drops: The call has dropout.
 
     Raises:
         NotModelled: The GPU or the head size is another one.
@@ -106,6 +109,8 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> Fuse
         raise NotModelled(f"gpu={gpu!r}: fused attention is known on {', '.join(GPUS)} (torch_cuda/fused_attention.py)")
     if not 1 <= size <= LARGEST_HEAD:
         raise NotModelled(f"{name}: got head size {size}; known are sizes up to {LARGEST_HEAD} (torch_cuda/fused_attention.py)")
+    if name == "flash" and drops:
+        return FusedKernel(name, _block_keys(DROPOUT_KEYS, size), 16)
     if name == "flash":
         splits = split_count(batch * heads * -(-queries // 64), 2 * GPUS[gpu][0], -(-keys // _block_keys(SPLIT_KEYS, size)))
         return FusedKernel(name, _block_keys(SPLIT_KEYS if splits > 1 else FLASH_KEYS, size), 16, splits)
@@ -115,11 +120,13 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str) -> Fuse
                 f"efficient: got head size {size}; known are multiples of 8 up to 128, and of 32 above (torch_cuda/fused_attention.py)"
             )
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
-    if queries == 1:
+    if queries == 1 and keys > ONE_QUERY_KEYS:
         raise NotModelled(
-            "cudnn: got 1 query, for which cuDNN takes other kernels (sdpa_sm80_flash_fprop_wmma, 64 x 64 or 16 x 128), whose order is not "
-            "known: the rule of the others gives 8,183 of 8,192 recorded words of one with 2,048 keys (torch_cuda/fused_attention.py)"
+            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN took a kernel whose four warps "
+            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
         )
+    if queries == 1:
+        return FusedKernel(name, 64, 16)
     return FusedKernel(name, 128, 16)
 
 
@@ -293,14 +300,17 @@ class RowResult(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def finish_rows(name: str, is_split: bool, in_memory: bool, sums: Array, state: RowState, scale: np.ndarray) -> RowResult:
-    """Divide the output by the row's sum, and compute its log-sum-exp."""
+def finish_rows(
+    name: str, is_split: bool, in_memory: bool, sums: Array, state: RowState, scale: np.ndarray, factor: np.ndarray | None = None
+) -> RowResult:
+    """Divide the output by the row's sum, and compute its log-sum-exp. factor: f32 code by which the reciprocal is multiplied first."""
     kind = KERNELS[name]
     total = Value(state.sums)
     if kind.sums != "warps":
         total = _joined([Value(state.sums[:, i : i + 1]) for i in range(LANES)], kind.halves)
     largest, empty, ln_2 = Value(state.largest), total.codes == 0, as_value(log(2))
     inverse = rcp(total) if kind.approximate else 1.0 / where(empty, 1.0, total)
+    inverse = inverse if factor is None else inverse * Value(jnp.asarray(factor))
     found = sums if in_memory else (Value(sums) * inverse).codes
     if name == "efficient":
         lse = where(largest.codes == MINUS_INFINITY, 0.0, largest) / as_value(log2(e)) + logf(where(empty, 1.0, total))
@@ -374,7 +384,29 @@ class FusedOperands(NamedTuple):
     bias: Array | None  # f32 codes [batch, key heads, heads of a group * queries, keys]
 
 
-def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, queries: int, causal: bool, scale: float) -> RowResult:
+class DroppedWeights(NamedTuple):
+    """The weights that dropout keeps, and the f32 code of the factor of these."""
+
+    kept: np.ndarray  # booleans [rows, keys]
+    factor: np.ndarray
+
+
+@partial(jax.jit, static_argnums=0)
+def _drop_rounded(fmt: Format, p: Array, kept: Array, factor: Array) -> Array:
+    """Multiply rounded weights by a rounded factor, as CUTLASS's kernel does in shared memory."""
+    rounded = Value(convert(fmt, F32, convert(F32, fmt, jnp.asarray(factor))))
+    return jnp.where(kept, convert(F32, fmt, (Value(convert(fmt, F32, p)) * rounded).codes), 0)
+
+
+def fused_forward(
+    kernel: FusedKernel,
+    fmt: Format,
+    operands: FusedOperands,
+    queries: int,
+    causal: bool,
+    scale: float,
+    dropped: DroppedWeights | None = None,
+) -> RowResult:
     """Compute the forward of a fused kernel.
 
     Args:
@@ -384,6 +416,7 @@ def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, que
         queries: Queries of a head.
         causal: A query sees the keys up to its own number.
         scale: Factor of the scores.
+        dropped: Dropout of the weights, or None.
 
     Returns:
         f32 codes [batch * key heads * rows, size] and [..., 1].
@@ -399,7 +432,7 @@ def fused_forward(kernel: FusedKernel, fmt: Format, operands: FusedOperands, que
     parts = []
     for first in range(0, per_split * kernel.splits, per_split):
         numbers = range(min(first, blocks), min(first + per_split, blocks))
-        parts.append(_forward_blocks(kernel, fmt, operands, numbers, limits, scale, rows, causal))
+        parts.append(_forward_blocks(kernel, fmt, operands, numbers, limits, scale, rows, causal, dropped))
     return parts[0] if kernel.splits == 1 else by_rows(combine_splits, tuple(parts), fixed=(kernel.splits,))
 
 
@@ -412,6 +445,7 @@ def _forward_blocks(
     scale: float,
     places: np.ndarray,
     causal: bool,
+    dropped: DroppedWeights | None,
 ) -> RowResult:
     """Compute the forward over some blocks of keys. limits: keys that each row sees; places: its number among its head's queries."""
     kind, (q, k, v, bias) = KERNELS[kernel.name], operands
@@ -433,10 +467,15 @@ def _forward_blocks(
             own_bias = xp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
         seen = (limits - start)[:, None]
         state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, fixed=(kind, fmt))
+        if dropped is not None:
+            kept = np.pad(dropped.kept[:, start : start + kernel.keys], [(0, 0), pad[2]])
+            is_flash = kernel.name == "flash"
+            p = xp.where(kept, p, xp.zeros_like(p)) if is_flash else by_rows(_drop_rounded, p, kept, dropped.factor, fixed=(fmt,))
         running = xp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay, fixed=())
         found = product(p.reshape(*lead, kernel.keys), xp.swapaxes(own_v, -1, -2), running.reshape(*lead, width)).reshape(rows, width)
         if kernel.in_memory:
             flags = np.stack([np.full(rows, start == 0), of_tile <= start + kernel.keys, of_tile > start], axis=-1).astype(np.int32)
             found = by_rows(_add_in_memory, sums, found, decay, state.sums, flags, fixed=())
         sums = found
-    return by_rows(finish_rows, sums, state, factors.scale, fixed=(kernel.name, kernel.splits > 1, kernel.in_memory))
+    factor = dropped.factor if dropped is not None and kernel.name == "flash" else None
+    return by_rows(finish_rows, sums, state, factors.scale, factor, fixed=(kernel.name, kernel.splits > 1, kernel.in_memory))

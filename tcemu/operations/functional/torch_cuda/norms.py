@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import NotModelled
-from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node
+from tcemu.engine.arithmetic.sum_tree import Chain, Join, Node
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, fma, rsqrt
@@ -75,13 +75,14 @@ def _column(name: str, x: ArrayLike | None) -> Value | None:
 
 
 @lru_cache(maxsize=64)
-def _block_tree(length: int, threads: int, vector: int = 1) -> Node:
+def block_tree(length: int, threads: int, vector: int = 1) -> Node:
+    """Return the sum of a row by places in it, as threads of a block take it, which load vectors."""
     return thread_tree(strided_places(length, threads, vector).astype(np.int32))
 
 
 def norm_tree(columns: int) -> Node:
     """Return the sum of a row by places in it, as layer and RMS norm take it: by 128 threads that load vectors, or by 512 threads."""
-    return _block_tree(columns, NORM_THREADS, NORM_VECTOR) if is_vectorised_norm(columns) else _block_tree(columns, MAX_THREADS)
+    return block_tree(columns, NORM_THREADS, NORM_VECTOR) if is_vectorised_norm(columns) else block_tree(columns, MAX_THREADS)
 
 
 @partial(jax.jit, static_argnames=("eps",))
@@ -167,19 +168,7 @@ def layer_norm_backward(
     Raises:
         NotModelled: The dtype or the GPU is another one.
     """
-    rows, grads = _rows("layer_norm_backward", x), _rows("layer_norm_backward", grad)
-    centred, scale = rows.values - _values("layer_norm_backward", mean), _values("layer_norm_backward", rstd)
-    w = _column("layer_norm_backward", weight)
-    columns = rows.shape[-1]
-    tree = _block_tree(columns, NORM_THREADS, NORM_VECTOR)
-    weighted = grads.values if w is None else grads.values * w
-    total = Value(reduce_tree_values("sum", tree, weighted.codes))
-    dot = Value(reduce_tree_values("products", tree, (weighted * centred).codes, jnp.broadcast_to(scale.codes, weighted.codes.shape)))
-    factor = as_value(float(columns)) if w is None else w * float(columns)
-    found = fma(factor, grads.values, -(centred * scale * dot)) - total
-    found = found * (1.0 / as_value(float(columns)) * scale)
-    of_weight, of_bias = _weight_gradients(rows, grads, centred, scale, gpu)
-    return rows.result(found), of_weight, of_bias
+    return _norm_gradients("layer_norm_backward", grad, x, mean, rstd, weight, gpu)
 
 
 @partial(jax.jit, static_argnames=("gpu",))
@@ -201,16 +190,24 @@ def rms_norm_backward(
     Raises:
         NotModelled: The dtype or the GPU is another one.
     """
-    rows, grads = _rows("rms_norm_backward", x), _rows("rms_norm_backward", grad)
-    scale, w = _values("rms_norm_backward", rstd), _column("rms_norm_backward", weight)
-    values, columns = rows.values, rows.shape[-1]
+    return _norm_gradients("rms_norm_backward", grad, x, None, rstd, weight, gpu)[:2]
+
+
+def _norm_gradients(
+    name: str, grad: ArrayLike, x: ArrayLike, mean: ArrayLike | None, rstd: ArrayLike, weight: ArrayLike | None, gpu: str
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of x, of the weight and of the bias; without a mean, those of RMS norm."""
+    rows, grads, scale, w = _rows(name, x), _rows(name, grad), _values(name, rstd), _column(name, weight)
+    centred = rows.values if mean is None else rows.values - _values(name, mean)
+    columns = rows.shape[-1]
+    tree = block_tree(columns, NORM_THREADS, NORM_VECTOR)
     weighted = grads.values if w is None else grads.values * w
-    tree = _block_tree(columns, NORM_THREADS, NORM_VECTOR)
-    dot = Value(reduce_tree_values("products", tree, (weighted * values).codes, jnp.broadcast_to(scale.codes, weighted.codes.shape)))
+    dot = Value(reduce_tree_values("products", tree, (weighted * centred).codes, jnp.broadcast_to(scale.codes, weighted.codes.shape)))
     factor = as_value(float(columns)) if w is None else w * float(columns)
-    found = fma(factor, grads.values, -(values * scale * dot))
+    found = fma(factor, grads.values, -(centred * scale * dot))
+    found = found if mean is None else found - Value(reduce_tree_values("sum", tree, weighted.codes))
     found = found * (1.0 / as_value(float(columns)) * scale)
-    return rows.result(found), _weight_gradients(rows, grads, values, scale, gpu)[0]
+    return rows.result(found), *_weight_gradients(rows, grads, centred, scale, gpu)
 
 
 def _weight_gradients(rows: Rows, grads: Rows, centred: Value, scale: Value, gpu: str) -> tuple[Array, Array]:
@@ -218,9 +215,9 @@ def _weight_gradients(rows: Rows, grads: Rows, centred: Value, scale: Value, gpu
     columns, count = centred.codes.shape
     by_row = lambda value: jnp.broadcast_to(value.codes, (columns, count)).T  # [rows, columns]
     products, scales, terms = by_row(grads.values * centred), by_row(scale), by_row(grads.values)
-    if count > MANY_ROWS and columns // WARP < GPUS[gpu][0] // 2:  # each block rounds its sum
+    if count > MANY_ROWS and columns // WARP < GPUS[gpu][0] // 2:  # each block takes 32 rows in turn, and rounds its sum
         blocks = min(MAX_BLOCKS // -(-columns // WARP), -(-count // ROWS_OF_BLOCK))
-        tree = _row_chain(count, blocks)
+        tree = Chain(strided_places(count, blocks, ROWS_OF_BLOCK).astype(np.int32))
     else:
         blocks, tree = 1, weight_tree(count)
     found = (Value(reduce_tree_values("products", tree, products, scales)), Value(reduce_tree_values("sum", tree, terms)))
@@ -233,18 +230,7 @@ def _weight_gradients(rows: Rows, grads: Rows, centred: Value, scale: Value, gpu
 def weight_tree(rows: int) -> Node:
     """Return the sum over rows of the gradients of weights: threads in y take some rows in turn, and are joined in halves."""
     _, threads, block = next(each for each in WEIGHT_BLOCKS if each[0] is None or rows < each[0])
-    per_thread = block // threads
-    turns = -(-rows // block)
-    numbers = np.arange(turns * block).reshape(turns, threads, per_thread).swapaxes(1, 2).reshape(-1, threads)
-    return Join(Chain(np.where(numbers < rows, numbers, EMPTY).astype(np.int32)), "folded")
-
-
-@lru_cache(maxsize=64)
-def _row_chain(rows: int, blocks: int) -> Node:
-    """Return the sums of blocks [blocks], each over 32 rows in turn."""
-    turns = -(-rows // (blocks * ROWS_OF_BLOCK))
-    numbers = np.arange(turns * blocks * ROWS_OF_BLOCK).reshape(turns, blocks, ROWS_OF_BLOCK).swapaxes(1, 2).reshape(-1, blocks)
-    return Chain(np.where(numbers < rows, numbers, EMPTY).astype(np.int32))
+    return Join(Chain(strided_places(rows, threads, block // threads).astype(np.int32)), "folded")
 
 
 # ---- group norm
@@ -263,8 +249,9 @@ def _groups(shape: tuple[int, ...], groups: int) -> Groups:
     return Groups(shape[0], shape[1], groups, int(np.prod(shape[2:], dtype=int)))
 
 
-def _threads(length: int) -> int:
-    return WARP if length < MAX_THREADS else MAX_THREADS
+def group_tree(length: int) -> Node:
+    """Return the sum of a group of group norm by places in it: by a warp if it is short."""
+    return block_tree(length, WARP if length < MAX_THREADS else MAX_THREADS)
 
 
 @partial(jax.jit, static_argnames=("groups", "eps"))
@@ -291,7 +278,7 @@ def group_norm(
     each = axes.channels // groups  # channels of a group
     length = each * axes.inner
     values = Value(convert(fmt, F32, codes).reshape(axes.images * groups, length))
-    mean, squares, _ = tree_moments(WELFORD_OPS, _block_tree(length, _threads(length)), values.codes.T)
+    mean, squares, _ = tree_moments(WELFORD_OPS, group_tree(length), values.codes.T)
     mean, scale = (round_value(v, fmt) for v in (mean, rsqrt(squares / float(length) + round_value(as_value(eps), fmt))))
     w, b = (None if v is None else _values("group_norm", v) for v in (weight, bias))
     of_channel = lambda value: Value(jnp.repeat(value.codes.reshape(axes.images, groups), each, axis=1))  # [images, channels]
@@ -353,7 +340,7 @@ def group_norm_backward(
         of_dot = fma(dy1, x1, -(dy1 * of_channel(centre)))
         of_bias = dy1
     else:
-        tree = _block_tree(axes.inner, _threads(axes.inner))
+        tree = group_tree(axes.inner)
         first = lambda value: jnp.moveaxis(value.codes, 2, 0)
         dot, total = (
             Value(reduce_tree_values("products", tree, first(grads), first(values))),
@@ -362,7 +349,7 @@ def group_norm_backward(
         weights = jnp.broadcast_to(w.codes, dot.codes.shape)
         firsts, seconds = (dot.codes, weights), (total.codes, weights)
         of_dot, of_bias = fma(-total, of_channel(centre), dot), total
-    tree = _block_tree(each, _threads(each))
+    tree = group_tree(each)
     grouped = lambda pair: tuple(jnp.moveaxis(v.reshape(axes.images, groups, each), 2, 0) for v in pair)
     sum1, sum2 = (Value(reduce_tree_values("products", tree, *grouped(pair))) for pair in (firsts, seconds))
     share = 1.0 / as_value(float(each * axes.inner))

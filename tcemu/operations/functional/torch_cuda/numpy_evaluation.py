@@ -31,17 +31,18 @@ def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     A product of two f32 has 48 bits, which f64 holds exactly. Its sum with z is rounded to odd in f64, and a number of 53 bits that was
     rounded to odd is rounded to 24 bits as the exact one is (Boldo and Melquiond, 2008).
     """
-    p, c = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
-    total = p + c
-    back = total - p
-    error = (p - (total - back)) + (c - back)
-    inexact = (error != 0) & np.isfinite(total)
-    if not inexact.any():
-        return total.astype(np.float32)
-    bits = np.asarray(total).view(np.int64)
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    odd = np.where(inexact & ((bits & 1) == 0), bits + step, bits)
-    return odd.view(np.float64).astype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        p, c = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
+        total = p + c
+        back = total - p
+        error = (p - (total - back)) + (c - back)
+        inexact = (error != 0) & np.isfinite(total)
+        if not inexact.any():
+            return total.astype(np.float32)
+        bits = np.asarray(total).view(np.int64)
+        step = np.where((error > 0) == (total > 0), 1, -1)
+        odd = np.where(inexact & ((bits & 1) == 0), bits + step, bits)
+        return odd.view(np.float64).astype(np.float32)
 
 
 FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a function of f32 codes

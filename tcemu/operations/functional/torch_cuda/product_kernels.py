@@ -157,10 +157,6 @@ def xmma_fma(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceO
     return SliceOrder(Lanes(), Slices.interleaved(call.k, count, int(match["tile"])) if count > 1 else Slices.single(call.k))
 
 
-def xmma(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
-    return SliceOrder(tensor_core(call), Slices.single(call.k))
-
-
 SMALL_N = 512  # elements of K of all slices between two ends of a chain
 
 
@@ -184,10 +180,6 @@ def check_whole_k(launch: Launch, call: TorchProduct) -> None:
 def vector_by_columns(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
     check_whole_k(launch, call)
     return SliceOrder(Lanes(16, chunk=8 * int(match["unrolled"]), join="ascending"), Slices.single(call.k))
-
-
-def vector_chain(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
-    return SliceOrder(Lanes(), Slices.single(call.k))
 
 
 def vector_warps(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
@@ -251,11 +243,12 @@ KERNELS = (
         "XMMA f32", r"sm80_xmma_gemm_f32f32_f32f32_f32_.*tilesize\d+x\d+x(?P<tile>\d+)_.*_ffma_.*_execute_kernel",
         xmma_fma, seen(572, 903),
     ),
-    _row("XMMA", r"sm90_xmma_gemm_(bf16bf16_bf16|f16f16_f16)f32_f32_.*_execute_segment_k_off_kernel", xmma, seen(6, 6)),
+    _row("XMMA", r"sm90_xmma_gemm_(bf16bf16_bf16|f16f16_f16)f32_f32_.*_execute_segment_k_off_kernel",
+         lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), seen(6, 6)),
     _row("gemmSN_NN", r"gemmSN_NN_kernel<float, \d+, (?P<slices>\d+), ", small_rows, seen(103, 203)),
     _row("gemmSN_TN", r"gemmSN_TN_kernel<float, 128, (?P<lanes>16), ", small_columns, seen(56, 152)),
     _row("gemv2T", r"gemv2T_kernel_val<.*?, 128, 16, (?P<unrolled>\d+), (?P=unrolled), ", vector_by_columns, seen(7, 13)),
-    _row("gemv2N", r"gemv2N_kernel<", vector_chain, seen(4, 6)),
+    _row("gemv2N", r"gemv2N_kernel<", lambda match, launch, call: SliceOrder(Lanes(), Slices.single(call.k)), seen(4, 6)),
     _row("gemvNSP", r"gemvNSP_kernel<float, float, float, float, 1, (?P<lanes>\d+), 4, ", vector_warps, seen(6, 10, "the limit of K")),
     _row(
         "gemvx", r"gemvx::kernel<int, int, (\w+, ){4}(?P<short>true|false), true, (?P<transposed>true|false), false, ",

@@ -146,7 +146,7 @@ def reduce_tree(call: ReduceCall, shift: int = 0) -> Node:
     launch = reduce_launch(call)
     blocks, height, width = launch.blocks, launch.height, launch.width
     threads = blocks * height * width
-    places = _vector_places(call, threads, shift) if launch.vectorised else _strided_places(call, threads)
+    places = _vector_places(call, threads, shift) if launch.vectorised else unrolled_places(call.terms, threads, call.unrolled)
     places = places.astype(np.int32).reshape(len(places), blocks, height, width, -1)
     if blocks == 1:
         return _block_sum(places[:, 0])
@@ -163,11 +163,9 @@ def _block_sum(places: np.ndarray) -> Node:
     return Join(Join(Join(Chain(places)), "folded"), "folded")
 
 
-def _strided_places(call: ReduceCall, threads: int) -> np.ndarray:
-    """Return the terms [T, threads, unrolled] of threads that load single elements."""
-    turns = -(-call.terms // (threads * call.unrolled))
-    numbers = np.arange(turns * call.unrolled * threads).reshape(turns, call.unrolled, threads).swapaxes(1, 2)
-    return np.where(numbers < call.terms, numbers, EMPTY)
+def unrolled_places(terms: int, threads: int, unrolled: int) -> np.ndarray:
+    """Return the terms [T, threads, unrolled] of threads that load single elements into accumulators in turn."""
+    return strided_places(terms, threads * unrolled).reshape(-1, unrolled, threads).swapaxes(1, 2)
 
 
 def _vector_places(call: ReduceCall, threads: int, shift: int) -> np.ndarray:
@@ -216,13 +214,3 @@ def thread_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -
 def is_vectorised_norm(columns: int) -> bool:
     """Return whether layer norm's kernel loads vectors of a row."""
     return columns % NORM_VECTOR == 0
-
-
-def norm_places(columns: int, *, vectorised: bool) -> np.ndarray:
-    """Return the elements of a row that each thread takes: 128 threads of layer norm that load vectors, else one or 16 warps of group norm.
-
-    Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/layer_norm_kernel.cu and block_reduce.cuh.
-    """
-    if vectorised:
-        return strided_places(columns, NORM_THREADS, NORM_VECTOR)
-    return strided_places(columns, WARP if columns < MAX_THREADS else MAX_THREADS)

@@ -125,6 +125,22 @@ def reduce_tree_values(kind: str | Reduction, tree: Node, *elements: Array) -> A
     return evaluate(tree, TermSums(how, tuple(_with_padding(x, how.padding) for x in elements)))
 
 
+def compute_by_shift(compute: Callable[[int, Array], Array], codes: Array, vector: int) -> Array:
+    """Compute the sums of the columns of codes [terms, outputs], which lie one after the other in memory; those that begin alike together.
+
+    Args:
+        compute: Computes the sums of some columns, given the number of elements by which their first term lies after a vector's boundary.
+        codes: The codes.
+        vector: Elements of a vector.
+    """
+    terms, outputs = codes.shape
+    period = min(vector // int(np.gcd(vector, max(terms, 1))), outputs)
+    if period <= 1:
+        return compute(0, codes)
+    found = [compute(first * terms % vector, codes[:, first::period]) for first in range(period)]
+    return jnp.concatenate(found)[np.argsort(np.concatenate([np.arange(first, outputs, period) for first in range(period)]))]
+
+
 def _with_padding(elements: Array, padding: np.uint32) -> Array:
     return jnp.concatenate([elements, jnp.full((1, *elements.shape[1:]), padding)])
 
@@ -132,7 +148,17 @@ def _with_padding(elements: Array, padding: np.uint32) -> Array:
 # ---- moments
 
 
-Parts = tuple[Value, Value, Value]  # mean, sum of squared differences, count
+Parts = tuple[Any, Any, Any]  # mean, sum of squared differences, count
+
+
+class Arithmetic(NamedTuple):
+    """What moments are computed by besides operators: f32 values in JAX, or NumPy's f32."""
+
+    fma: Callable[..., Any]
+    where: Callable[..., Any]
+
+
+DEVICE = Arithmetic(fma, where)
 
 
 class Moments(NamedTuple):
@@ -144,45 +170,53 @@ class Moments(NamedTuple):
         fused: An update's product of two differences is part of an fma.
     """
 
-    join: Callable[[Parts, Parts], Parts]
+    join: Callable[[Arithmetic, Parts, Parts], Parts]
     reciprocal: bool
     fused: bool = True
 
+    def update(self, by: Arithmetic, parts: Parts, x: Any) -> Parts:
+        """Return the moments with one more element."""
+        mean, squares, count = parts
+        after, delta = count + 1.0, x - mean
+        new = by.fma(delta, 1.0 / after, mean) if self.reciprocal else mean + delta / after
+        more = by.fma(delta, x - new, squares) if self.fused else squares + delta * (x - new)
+        return new, more, after
 
-def _join_welford_ops(own: Parts, other: Parts) -> Parts:
+
+def _join_welford_ops(by: Arithmetic, own: Parts, other: Parts) -> Parts:
     """Join as SharedReduceOps.h, WelfordOps.combine."""
     total = own[2] + other[2]
-    share, delta = other[2] / where(total < 1.0, 1.0, total), other[0] - own[0]
-    joined = fma(delta, share, own[0]), fma(delta * delta * own[2], share, own[1] + other[1]), total
-    empty, missing = own[2].codes == 0, other[2].codes == 0
-    return tuple(where(empty, y, where(missing, x, z)) for x, y, z in zip(own, other, joined, strict=True))  # type: ignore[return-value]
+    share, delta = other[2] / by.where(total < 1.0, 1.0, total), other[0] - own[0]
+    joined = by.fma(delta, share, own[0]), by.fma(delta * delta * own[2], share, own[1] + other[1]), total
+    pick = lambda x, y, z: by.where(own[2] < 1.0, y, by.where(other[2] < 1.0, x, z))
+    return pick(own[0], other[0], joined[0]), pick(own[1], other[1], joined[1]), total
 
 
-def _join_vectorised(own: Parts, other: Parts) -> Parts:
+def _join_vectorised(by: Arithmetic, own: Parts, other: Parts) -> Parts:
     """Join as layer_norm_kernel.cu, cuWelfordCombine."""
-    total = own[2] + other[2]
-    scale = 1.0 / where(total < 1.0, 1.0, total)
+    total, scale = own[2] + other[2], _reciprocal_count(by, own, other)
     share, delta = own[2] * scale, own[0] - other[0]
-    mean = fma(other[2] * scale, other[0], share * own[0])
-    squares = fma(delta * delta * other[2], share, other[1] + own[1])
-    return where(total > 0.0, mean, 0.0), where(total > 0.0, squares, 0.0), total
+    mean = by.fma(other[2] * scale, other[0], share * own[0])
+    squares = by.fma(delta * delta * other[2], share, other[1] + own[1])
+    return by.where(total > 0.0, mean, 0.0), by.where(total > 0.0, squares, 0.0), total
 
 
-def _join_batch_norm(own: Parts, other: Parts) -> Parts:
+def _join_batch_norm(by: Arithmetic, own: Parts, other: Parts) -> Parts:
     """Join as Normalization.cuh, batch_norm_collect_statistics_kernel."""
-    factor, delta = _reciprocal_count(own, other), own[0] - other[0]
-    squares = own[1] + fma(delta * delta * own[2] * other[2], factor, other[1])
-    return fma(own[0], own[2], other[0] * other[2]) * factor, squares, own[2] + other[2]
+    factor, delta = _reciprocal_count(by, own, other), own[0] - other[0]
+    squares = own[1] + by.fma(delta * delta * own[2] * other[2], factor, other[1])
+    return by.fma(own[0], own[2], other[0] * other[2]) * factor, squares, own[2] + other[2]
 
 
-def _join_chains(own: Parts, other: Parts) -> Parts:
+def _join_chains(by: Arithmetic, own: Parts, other: Parts) -> Parts:
     """Join a thread's chains as Normalization.cuh, welford_merge_element. Words of [700, 33] decided which product is fused."""
-    return fma(other[0], other[2], own[0] * own[2]) * _reciprocal_count(own, other), *_join_batch_norm(own, other)[1:]
+    mean = by.fma(other[0], other[2], own[0] * own[2]) * _reciprocal_count(by, own, other)
+    return mean, *_join_batch_norm(by, own, other)[1:]
 
 
-def _reciprocal_count(own: Parts, other: Parts) -> Value:
+def _reciprocal_count(by: Arithmetic, own: Parts, other: Parts) -> Any:
     total = own[2] + other[2]
-    return 1.0 / where(total < 1.0, 1.0, total)
+    return 1.0 / by.where(total < 1.0, 1.0, total)
 
 
 WELFORD_OPS, VECTORISED = Moments(_join_welford_ops, False), Moments(_join_vectorised, True)  # VECTORISED: cuWelfordOnlineSum
@@ -205,15 +239,11 @@ class MomentSums(ElementSums):
         return terms[places], given.reshape(given.shape + (1,) * (terms.ndim - 1))
 
     def accumulate(self, running: Array, elements: tuple[Array, Array]) -> Array:
-        (x, given), (mean, squares, count) = elements, self._parts(running)
-        value, after = Value(x), count + 1.0
-        delta = value - mean
-        new = fma(delta, 1.0 / after, mean) if self.how.reciprocal else mean + delta / after
-        more = fma(delta, value - new, squares) if self.how.fused else squares + delta * (value - new)
-        return jnp.where(given[..., None], self._stack(new, more, after), running)
+        x, given = elements
+        return jnp.where(given[..., None], self._stack(*self.how.update(DEVICE, self._parts(running), Value(x))), running)
 
     def add(self, x: Array, y: Array) -> Array:
-        return self._stack(*self.how.join(self._parts(x), self._parts(y)))
+        return self._stack(*self.how.join(DEVICE, self._parts(x), self._parts(y)))
 
     def _parts(self, values: Array) -> Parts:
         return Value(values[..., 0]), Value(values[..., 1]), Value(values[..., 2])

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -26,7 +28,7 @@ from tcemu.engine.formats.number_formats import F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, powf, sqrt, where
 from tcemu.operations.functional.torch_cuda.elementwise import FORMATS, given_dtype
 from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, ReduceLayout, reduce_launch, reduce_layout, reduce_tree
-from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, reduce_tree_values, tree_moments
+from tcemu.operations.functional.torch_cuda.reductions import WELFORD_OPS, compute_by_shift, reduce_tree_values, tree_moments
 
 
 class RowReduction(NamedTuple):
@@ -58,6 +60,7 @@ ROW_OPERATORS = {
 }
 
 
+@partial(jax.jit, static_argnames=("name", "axis", "dtype", "gpu"))
 def reduce(name: str, x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, dtype: DTypeLike | None = None, gpu: str = "H200") -> Array:
     """Reduce a contiguous array along axes, or all of it, as PyTorch's CUDA kernel does.
 
@@ -112,15 +115,12 @@ class Terms(NamedTuple):
     def _evaluate(self, compute: Callable[[Node, Array], Array], codes: Array, unrolled: int, vector: int, gpu: str) -> Array:
         layout = self.layout
         call = ReduceCall(layout.terms, layout.outputs, layout.contiguous, unrolled, vector, gpu, layout.packed, layout.is_split)
-        period = vector // int(np.gcd(vector, max(layout.terms, 1)))  # sums whose first terms lie alike in a vector
-        if period == 1 or layout.outputs == 1 or not reduce_launch(call).vectorised:
+        if not reduce_launch(call).vectorised:
             return compute(reduce_tree(call), codes)
-        firsts = range(min(period, layout.outputs))
-        found = [compute(reduce_tree(call, first * layout.terms % vector), codes[:, first::period]) for first in firsts]
-        order = np.argsort(np.concatenate([np.arange(first, layout.outputs, period) for first in firsts]))
-        return jnp.concatenate(found)[order]
+        return compute_by_shift(lambda shift, codes: compute(reduce_tree(call, shift), codes), codes, vector)
 
 
+@partial(jax.jit, static_argnames=("order", "axis", "dtype", "gpu"))
 def vector_norm(
     x: ArrayLike, order: float = 2.0, axis: int | tuple[int, ...] | None = None, *, dtype: DTypeLike | None = None, gpu: str = "H200"
 ) -> Array:
@@ -151,6 +151,7 @@ def vector_norm(
     return result_array(found, F32 if dtype is not None and np.dtype(dtype) == np.float32 else fmt).reshape(terms.kept)
 
 
+@partial(jax.jit, static_argnames=("axis", "correction", "gpu"))
 def var_mean(x: ArrayLike, axis: int | tuple[int, ...] | None = None, *, correction: float = 1, gpu: str = "H200") -> tuple[Array, Array]:
     """Return variance and mean along axes, or of all elements, as PyTorch's CUDA kernel computes them.
 
@@ -175,6 +176,7 @@ def variance(x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, correctio
     return var_mean(x, axis, correction=correction, gpu=gpu)[0]
 
 
+@partial(jax.jit, static_argnames=("axis", "correction", "gpu"))
 def standard_deviation(x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, correction: float = 1, gpu: str = "H200") -> Array:
     """Return the standard deviation along axes as PyTorch's `std` on a GPU computes it; arguments and errors as in `var_mean`."""
     fmt, _, found, kept = _moments(x, axis, correction, gpu)

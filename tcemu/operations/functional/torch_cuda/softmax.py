@@ -26,7 +26,7 @@ from tcemu.engine.formats.number_formats import F16, F32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, expf, fma, logf, where
 from tcemu.operations.functional.torch_cuda.elementwise import round_value
 from tcemu.operations.functional.torch_cuda.reduce_plans import WARP, strided_places, thread_tree
-from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
+from tcemu.operations.functional.torch_cuda.reductions import compute_by_shift, reduce_tree_values
 from tcemu.operations.functional.torch_cuda.rows import operand_codes, reduce, result_array
 
 VECTOR_BYTES = 16
@@ -138,16 +138,8 @@ def _axis(shape: tuple[int, ...], axis: int) -> Axis:
 
 def _reduce_rows(kind: str, kernel: RowKernel, terms: Array) -> Array:
     """Reduce f32 codes [length, rows] along their first axis; the rows lie one after the other in memory."""
-    length, rows = terms.shape
-    if not kernel.is_shifted:
-        return reduce_tree_values(kind, kernel_tree(kernel, length), terms)
-    period = kernel.vector // int(np.gcd(kernel.vector, length))  # rows whose first elements lie alike in a vector
-    found = []
-    for first in range(min(period, rows)):
-        tree = kernel_tree(kernel, length, first * length % kernel.vector)
-        found.append(reduce_tree_values(kind, tree, terms[:, first::period]))
-    order = np.argsort(np.concatenate([np.arange(first, rows, period) for first in range(min(period, rows))]))
-    return jnp.concatenate(found)[order]
+    compute = lambda shift, terms: reduce_tree_values(kind, kernel_tree(kernel, len(terms), shift), terms)
+    return compute_by_shift(compute, terms, kernel.vector) if kernel.is_shifted else compute(0, terms)
 
 
 def _reducer(along: Axis, kernel: Callable[[], RowKernel]) -> Callable[[str, Array], Value]:

@@ -27,13 +27,7 @@ from tcemu.operations.functional.torch_cuda.rows import operand_codes
 NETWORK = 32  # elements that the bitonic network sorts
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "axis",
-        "descending",
-    ),
-)
+@partial(jax.jit, static_argnames=("axis", "descending"))
 def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> tuple[Array, Array]:
     """Sort along an axis as PyTorch's `sort` on a GPU does.
 
@@ -54,14 +48,7 @@ def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> tuple[Array,
     return _take(x, order, axis)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "k",
-        "axis",
-        "largest",
-    ),
-)
+@partial(jax.jit, static_argnames=("k", "axis", "largest"))
 def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
     """Return the k largest or smallest elements along an axis, sorted, as PyTorch's `topk` on a GPU does.
 

@@ -30,6 +30,7 @@ from tcemu.operations.products.attention.flash_blocks import (
     KeyBlock,
     probability_scheme,
     quantize_blocks,
+    split_rows,
 )
 from tcemu.operations.products.matmul import matmul
 from tcemu.operations.products.recipes import Recipe
@@ -141,7 +142,7 @@ def _gradients(
         return dq, (jnp.swapaxes(dk, -1, -2), dv, None if operands.bias is None else ds)
 
     size, count = settings.block_k, settings.blocks
-    turns = blocks, _split_key_blocks(operands.k, size, count), _split_key_blocks(operands.v, size, count)
+    turns: Any = blocks, *(jnp.moveaxis(split_rows(x, size, count), 2, 0) for x in (operands.k, operands.v))
     start, *_ = match_varying_axes(jnp.zeros(operands.q.shape, jnp.float32), *jax.tree.leaves((operands, result, cotangents)))
     dq, (dk, dv, ds) = lax.scan(step, start, turns)
     dk, dv = (_join_key_blocks(x, settings.keys, 2) for x in (dk, dv))
@@ -170,12 +171,6 @@ def _gradient_product(operands: AttentionOperands, gradient: str, a: Array, b: A
     if recipe.is_stochastic and operands.key is not None:
         key = jax.random.fold_in(jax.random.fold_in(operands.key, place), block.number)
     return matmul(a, b, recipe=recipe, key=key)
-
-
-def _split_key_blocks(x: Array, size: int, count: int) -> Array:
-    """Splits [B, K, S, H] into [blocks, B, K, block, H], padded with zeros."""
-    x = jnp.pad(x, [(0, 0), (0, 0), (0, size * count - x.shape[2]), (0, 0)])
-    return jnp.moveaxis(x.reshape(*x.shape[:2], count, size, x.shape[3]), 2, 0)
 
 
 def _join_key_blocks(x: Array, length: int, axis: int) -> Array:

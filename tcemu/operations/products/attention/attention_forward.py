@@ -19,6 +19,7 @@ from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.meshes import match_varying_axes
 from tcemu.engine.arithmetic.exponential import exp2, exp2_polynomial
 from tcemu.engine.arithmetic.fma import add, fma
+from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.special_functions import divide_full, ex2, rcp
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.backends.quotients import divide, multiply
@@ -31,7 +32,6 @@ from tcemu.operations.products.attention.flash_blocks import (
     broadcast_to_rows,
     probability_scheme,
     quantize_blocks,
-    recipe_spec,
     visibility_mask,
 )
 from tcemu.operations.products.matmul import multiply_quantized, round_result, scales_chunks
@@ -182,7 +182,7 @@ class ValueAccumulation(NamedTuple):
         running = self._accumulate(state.running, p, block.v, change, self.chained is not None and block.number % self.chained == 0)
         if self.chained is None:
             return state._replace(running=running, unit=_like(unit, state.unit))
-        own = recode(recipe_spec(self.recipe).d, F32, running)
+        own = recode(product_spec(self.recipe.op).d, F32, running)
         total = multiply(state.total, decay, F32)
         due = (block.number % self.chained == self.chained - 1) | last
         with_own = add(total, multiply(own, unit, F32) if self.varies else own, F32)
@@ -190,7 +190,7 @@ class ValueAccumulation(NamedTuple):
 
     def _accumulate(self, before: Array, p: QuantizedOperand, v: QuantizedOperand, change: Array, restart: bool | Array) -> Array:
         """Adds a block's products to the accumulator, which is multiplied by `change` or restarted first."""
-        types = recipe_spec(self.recipe)
+        types = product_spec(self.recipe.op)
         kept = recode(F32, types.c, multiply(recode(types.c, F32, before), change, F32))
         start = jnp.where(restart, jnp.zeros_like(kept), kept)
         unit_scales = None
@@ -201,7 +201,7 @@ class ValueAccumulation(NamedTuple):
 
     def final_sum(self, state: SoftmaxState) -> Array:
         """Returns the sums in f32."""
-        types = recipe_spec(self.recipe)
+        types = product_spec(self.recipe.op)
         return recode(types.c, F32, state.running) if self.chained is None else state.total
 
     def remaining_unit(self, state: SoftmaxState) -> Array | None:
@@ -249,7 +249,7 @@ def _online_softmax(settings: AttentionSettings, operands: AttentionOperands) ->
 
 def _initial_state(operands: AttentionOperands, blocks: KeyBlock, sums: ValueAccumulation) -> SoftmaxState:
     """Returns the state before the first block."""
-    shape, types = operands.q.shape[:-1], recipe_spec(sums.recipe)
+    shape, types = operands.q.shape[:-1], product_spec(sums.recipe.op)
     width = operands.v.shape[-1]
     first = jax.tree.map(lambda x: x[0], blocks.v)
     scales = jax.eval_shape(partial(sums.scales, QuantizedOperand(first.codes, tensor_scale=_scalar_if(first.tensor_scale))), first)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import isfinite, prod
+from operator import and_
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,6 @@ from chex import PRNGKey
 from jax import Array
 
 from tcemu.base.records import Record
-from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.operations.products.recipes import Recipe
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer, Scheme, amax_codes, quantize
 from tcemu.operations.quantize.scale_groups import repeat_scales
@@ -162,11 +162,6 @@ class KeyBlock(NamedTuple):
     mask: Array | None
 
 
-def recipe_spec(recipe: Recipe) -> ProductSpec:
-    """Returns the types and modes of a recipe's instruction."""
-    return product_spec(recipe.op)
-
-
 def probability_scheme(pv: Recipe, flash: Flash | None) -> Scheme:
     """Returns the quantisation of P. In blocks its scale is p_scale, since a kernel never has all of P to find one."""
     scheme = pv.schemes[0]
@@ -181,7 +176,7 @@ def quantize_blocks(settings: AttentionSettings, operands: AttentionOperands) ->
     keys = (None,) * 3 if operands.key is None else tuple(jax.random.split(operands.key, 4)[:3])
     (of_q, of_k), of_v = operands.qk.schemes, operands.pv.schemes[1]
     size, count = settings.block_k, settings.blocks
-    k, v = (_split_rows(x, size, count) for x in (operands.k, operands.v))  # [B, K, blocks, block, H]
+    k, v = (split_rows(x, size, count) for x in (operands.k, operands.v))  # [B, K, blocks, block, H]
     v = jnp.swapaxes(v, -1, -2)
     if settings.flash is None:  # as `matmul` does it: one scale for all
         q = quantize(of_q, operands.q, key=keys[0])
@@ -197,7 +192,7 @@ def quantize_blocks(settings: AttentionSettings, operands: AttentionOperands) ->
     return q, KeyBlock(numbers, blocks[0], blocks[1], split(operands.bias, 0), split(operands.mask, False))
 
 
-def _split_rows(x: Array, size: int, count: int) -> Array:
+def split_rows(x: Array, size: int, count: int) -> Array:
     """Splits [..., rows, H] into [..., count, size, H], padded with zeros."""
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, size * count - x.shape[-2]), (0, 0)])
     return x.reshape(*x.shape[:-2], count, size, x.shape[-1])
@@ -215,7 +210,7 @@ def _quantize_queries(
     batch, heads, rows, width = operands.q.shape
     groups, size = rows // settings.queries, flash.block_q
     q = operands.q.reshape(batch, heads, groups, settings.queries, width)
-    q = _split_rows(q, size, -(-settings.queries // size))  # [B, K, G, blocks, block_q, H]
+    q = split_rows(q, size, -(-settings.queries // size))  # [B, K, G, blocks, block_q, H]
     parts = _quantize_parts(scheme, q, flash.scales, key)
 
     def joined(x: Array) -> Array:
@@ -262,15 +257,7 @@ def visibility_mask(settings: AttentionSettings, operands: AttentionOperands, bl
     seen += [] if queries is None else [query < over_batch(queries)]
     seen += [] if keys is None else [key < over_batch(keys)]
     seen += [] if block.mask is None else [block.mask]
-    return None if not seen else jnp.broadcast_to(all_conditions(seen), jnp.broadcast_shapes((1, 1, 1, 1, 1), *(s.shape for s in seen)))
-
-
-def all_conditions(conditions: list[Array]) -> Array:
-    """Returns the conjunction of the conditions."""
-    total = conditions[0]
-    for condition in conditions[1:]:
-        total = total & condition
-    return total
+    return None if not seen else jnp.broadcast_to(reduce(and_, seen), jnp.broadcast_shapes((1, 1, 1, 1, 1), *(s.shape for s in seen)))
 
 
 def broadcast_to_rows(settings: AttentionSettings, x: Array, shape: tuple[int, ...]) -> Array:

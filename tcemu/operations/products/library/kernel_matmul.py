@@ -28,23 +28,13 @@ from tcemu.operations.products.library.kernel_sums import (
 )
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, is_broadcastable, product_shape
 from tcemu.operations.products.recipe_facts import evidence_level, model_changes
-from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
+from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, ProductOperands, RecipeFacts, RecipeKind, register_kind
 from tcemu.operations.products.recipes import Recipe
 
 Floats = Array | np.ndarray
 
 
-class KernelOperands(NamedTuple):
-    """The operands of a product by a kernel recipe, floats."""
-
-    a: Floats  # [..., M, K]
-    b: Floats  # [..., K, N]
-    bias: Floats | None
-    scale_a: Floats | None
-    scale_b: Floats | None
-
-
-def matmul_with_kernel(recipe: KernelRecipe, given: KernelOperands, dtype: DTypeLike) -> Array:
+def matmul_with_kernel(recipe: KernelRecipe, given: ProductOperands, dtype: DTypeLike) -> Array:
     """Computes A·B as the recipe's kernel adds it: see `tcemu.matmul`. Raises TypeError or ValueError for unfit operands."""
     target = ARRAY_FORMATS[check_float_dtype(dtype)]
     shape = product_shape(given.a.shape, given.b.shape, None if given.bias is None else given.bias.shape, names=("a", "b", "bias"))
@@ -73,7 +63,7 @@ class _BitsPlan(NamedTuple):
 
 
 @jit_wide_vectors(0)
-def _product_bits(plan: _BitsPlan, tree: Join, given: KernelOperands) -> Array:
+def _product_bits(plan: _BitsPlan, tree: Join, given: ProductOperands) -> Array:
     """Computes a product from floats to floats as one program, so that no conversion is compiled by itself."""
     a, b = (operand_codes(fmt, plan.cast, x) for fmt, x in zip(plan.program.factors, (given.a, given.b), strict=True))
     extras = epilogue_operands(plan.epilogue, (given.scale_a, given.scale_b), given.bias)
@@ -82,7 +72,7 @@ def _product_bits(plan: _BitsPlan, tree: Join, given: KernelOperands) -> Array:
     return lax.bitcast_convert_type(codes, plan.dtype)
 
 
-def _check_operands(recipe: KernelRecipe, given: KernelOperands, shape: tuple[int, ...]) -> None:
+def _check_operands(recipe: KernelRecipe, given: ProductOperands, shape: tuple[int, ...]) -> None:
     conditions, k = recipe.conditions, given.a.shape[-1]
     if k != recipe.k:
         raise ValueError(
@@ -115,7 +105,7 @@ def _check_operands(recipe: KernelRecipe, given: KernelOperands, shape: tuple[in
             raise ValueError(f"bias: got shape {list(given.bias.shape)}; this recipe was observed with a bias in {conditions.bias}")
 
 
-def _smooth_product(recipe: KernelRecipe, given: KernelOperands) -> Array:
+def _smooth_product(recipe: KernelRecipe, given: ProductOperands) -> Array:
     """Multiplies the rounded operands in plain f32. Roundings count as identity."""
 
     def rounded(fmt: Format, x: Array) -> Array:
@@ -137,7 +127,7 @@ def _smooth_product(recipe: KernelRecipe, given: KernelOperands) -> Array:
 
 def _multiply(recipe: KernelRecipe, call: ProductCall) -> Array:
     call.forbid("key", "axis_name", why="a kernel recipe rounds to nearest, on one device")
-    return matmul_with_kernel(recipe, KernelOperands(call.a, call.b, call.bias, call.scale_a, call.scale_b), call.dtype)
+    return matmul_with_kernel(recipe, call.operands, call.dtype)
 
 
 def _facts(recipe: KernelRecipe, evidence: Evidence) -> RecipeFacts:

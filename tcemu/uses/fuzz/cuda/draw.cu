@@ -1,55 +1,9 @@
-// Draws the elements of a float operand. One warp draws one case. `element`, which precedes this text, is written from
-// tcemu/uses/fuzz/case_generator.py and has all arithmetic. Most kinds of cases need only part of it: values that are zero for a whole case are made
-// known to the compiler here, which removes what depends on them. Also defined before this text: ELEMENTS of a case, [outer, PLACES, INNER],
-// PIECE, the elements that a lane writes at once, WARPS of a block, and masks of the bit fields of tcemu/uses/fuzz/random_words.py.
-
-enum : u32 { EDGE_BIT = 1, SPECIAL_BIT = 2, ZERO_BIT = 4, TWINS_BIT = 8, RAW_BIT = 16, NOTHING_BIT = 32 };  // features of a case
-constexpr u32 NOTHING = ALL | SAME_SIGN;  // in the second word: all elements are +0
-
-struct alignas(PIECE * sizeof(Code)) Piece { Code codes[PIECE]; };
-struct alignas(16) Case { u32 key, other_key, first, second; };  // first, second: PackedKindFields, with masks EDGE and so on
-
-// Draws a case that has only these features
-template <u32 FEATURES>
-__device__ __forceinline__ void draw_features(const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
-    const u32 first = source.first & ~((FEATURES & EDGE_BIT ? 0 : EDGE) | (FEATURES & SPECIAL_BIT ? 0 : SPECIAL));
-    const u32 no_zeros = FEATURES & ZERO_BIT ? 0 : ZERO;
-    const u32 second_used = FEATURES & RAW_BIT ? source.second | RAW : source.second & ~(RAW | no_zeros);
-    const u32 second = FEATURES & NOTHING_BIT ? NOTHING : second_used;
-    constexpr int STRIDE = 32 * PIECE, ROW = INNER * PLACES;
-    constexpr bool one_place = STRIDE % ROW == 0;  // all elements of a lane with the same v have one place
-    Piece *to = (Piece *)out + lane;
-#pragma unroll 1
-    for (int at = lane * PIECE; at < ELEMENTS; at += STRIDE, to += 32) {
-        Piece piece;
-#pragma unroll
-        for (int v = 0; v < PIECE; ++v) {
-            const u32 place = place_words[((one_place ? lane * PIECE : at) + v) / INNER % PLACES] & ~(FEATURES & TWINS_BIT ? 0 : FLIPPED | NUDGED);
-            piece.codes[v] = element(source.key, source.other_key, first, second, place, (at + v) / ROW, (at + v) % INNER);
-        }
-        *to = piece;
-    }
-}
-
-// Calls draw_features<features>. `features` has the bits FEATURES, and may have bits from NEXT on
-template <u32 FEATURES, u32 NEXT>
-__device__ __forceinline__ void draw_dispatch(u32 features, const Case &source, const u32 *__restrict__ place_words, Code *__restrict__ out, int lane) {
-    if constexpr (NEXT == RAW_BIT) draw_features<FEATURES>(source, place_words, out, lane);
-    else if (features & NEXT) draw_dispatch<FEATURES | NEXT, 2 * NEXT>(features, source, place_words, out, lane);
-    else draw_dispatch<FEATURES, 2 * NEXT>(features, source, place_words, out, lane);
-}
+// Draws a float operand of many cases, one case a warp. WARPS of a block are defined before this text.
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) draw(const int *cases, const Case *__restrict__ case_words,
                                                              const u32 *__restrict__ place_words, Code *__restrict__ out) {
+    fill_table(32 * WARPS);
+    __syncthreads();
     const s64 at = (s64)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (at >= *cases) return;
-    const Case source = case_words[at];
-    const u32 *own_places = place_words + at * PLACES;
-    Code *codes = out + at * ELEMENTS;
-    const int lane = threadIdx.x % 32;
-    const u32 features = (source.first & EDGE ? EDGE_BIT : 0) | (source.first & SPECIAL ? SPECIAL_BIT : 0) | (source.second & ZERO ? ZERO_BIT : 0) |
-                      (source.second & TWINS ? TWINS_BIT : 0);
-    if (source.second & RAW) draw_features<RAW_BIT>(source, own_places, codes, lane);
-    else if ((source.second & (ZERO | SAME_SIGN)) == NOTHING) draw_features<NOTHING_BIT>(source, own_places, codes, lane);
-    else draw_dispatch<0, EDGE_BIT>(features, source, own_places, codes, lane);
+    if (at < *cases) draw_case(case_words[at], place_words + at * PLACES, out + at * ELEMENTS, threadIdx.x % 32);
 }

@@ -27,7 +27,6 @@ from tcemu.uses.study.claims.claim_types import Claim, Outcome
 
 CLAIM_MODULES = (
     "fp8_sums",
-    "f16_splitting",
     "wide_products",
     "narrow_sums",
     "block_rounding",

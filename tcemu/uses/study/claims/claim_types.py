@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from statistics import fmean, stdev
@@ -236,17 +236,15 @@ class Outcome(SavedResult):
         if several:
             note += f"\nMeans over {len(self.seeds)} seeds; {'bands' if on_lines else 'bars'} from the least to the greatest."
         if not on_lines:
-            ours = {row.quantity.name: row.ours for row in self.rows}
-            published = {q.name: q.published for q in (row.quantity for row in self.rows) if q.published is not None}
-            linear = not suits_log_axis([*ours.values(), *published.values()])
-            spans = {"ours": {row.quantity.name: (min(row.values), max(row.values)) for row in self.rows}} if several else {}
-            series = {"ours": ours} | ({"published": published} if published else {})
-            return dot_plot(list(ours), series, title=title, label=claim.y_label, note=note, linear=linear, spans=spans)
-        lines: dict[str, list[tuple[float, float, float, float]]] = {}
+            published = {row.quantity.name: (row.quantity.published,) for row in self.rows if row.quantity.published is not None}
+            linear = not suits_log_axis([*(row.ours for row in self.rows), *(number for (number,) in published.values())])
+            series = {"ours": {row.quantity.name: row.values for row in self.rows}, "published": published}
+            return dot_plot(series, title=title, label=claim.y_label, note=note, linear=linear)
+        lines: dict[str, list[tuple[float, Sequence[float]]]] = {}
         points: dict[str, list[tuple[float, float]]] = {}
         for row in on_lines:
             assert row.quantity.x is not None
-            lines.setdefault(row.quantity.series, []).append((row.quantity.x, row.ours, min(row.values), max(row.values)))
+            lines.setdefault(row.quantity.series, []).append((row.quantity.x, row.values))
             if row.quantity.published is not None:
                 points.setdefault(f"{row.quantity.series}, published", []).append((row.quantity.x, row.quantity.published))
         return line_plot(lines, title=title, x_label=claim.x_label, y_label=claim.y_label, note=note, points=points)

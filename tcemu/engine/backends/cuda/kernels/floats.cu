@@ -1,9 +1,8 @@
 // A warp's factors kept as f32 beside their exponents: the loops of tcemu/engine/arithmetic/step/kept_floats.py. Two neighbours' exponents lie in one
 // word, 16 bits each.
 
-constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
+[[maybe_unused]] constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
 constexpr int VALUES = GROUPS * PADDED;
-constexpr int PIECE_OF_EXPONENTS = TERMS % 8 == 0 ? 8 : 4;
 // One operand's factors. An f16 is converted by the machine; what has few bits, by a table of all codes
 template <class STORED, int BITS, int CONTAINER, int SHIFT> struct Floats {
     static constexpr bool narrow = BITS <= 8, halves = BITS == 16, paired = halves && CONTAINER == 16 && SHIFT == 0;
@@ -146,9 +145,68 @@ __device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, c
 typedef float Powers[ROWS_OF_LANE][COLUMNS_OF_LANE];
 typedef s64 Totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
 
-// The sums of products in units. MOVED: both factors are multiplied by a power of two first
-template <bool MOVED>
-__device__ __forceinline__ void add_products(Numbers &sums, Totals &totals, const Powers &units, const Powers &moved, const Lines &of, int first) {
+// The max exponents of COUNT products from `first` on, in the halves of words
+template <int COUNT> __device__ __forceinline__ void find_tops(u32 (&tops)[ROWS_OF_LANE][COLUMNS_OF_LANE], const Lines &of, int first) {
+    constexpr int READ = COUNT % 8 == 0 ? 8 : 4;
+#pragma unroll
+    for (int t = 0; t < COUNT; t += READ) {
+        Words<READ / 2> x[ROWS_OF_LANE], y[COLUMNS_OF_LANE];
+        of.read<READ / 2>(x, y, VALUES + (first + t) / 2);
+#pragma unroll
+        for (int w = 0; w < READ / 2; ++w)
+#pragma unroll
+            for (int i = 0; i < ROWS_OF_LANE; ++i)
+#pragma unroll
+                for (int j = 0; j < COLUMNS_OF_LANE; ++j) tops[i][j] = __viaddmax_s16x2(x[i].v[w], y[j].v[w], tops[i][j]);
+    }
+}
+
+// What a step knows of its elements before it adds products, and their sums in units
+struct Step {
+    Numbers words, sums;  // words: of the exponents that terms are aligned to
+    Totals totals;
+    Powers units;
+    bool far, special;  // far: from f32's exponents; special: an accumulator is, or a factor
+
+    __device__ __forceinline__ void begin(const Codes &codes, const u32 (&tops)[ROWS_OF_LANE][COLUMNS_OF_LANE], const Lines &of, bool without) {
+        u32 most = 0;
+        far = false;
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_LANE; ++i)
+#pragma unroll
+            for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+                // the exponent at its place in the upper word of an f64; what lies below does not count
+                const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (UPPER - 16)) + NO_EXPONENTS;
+                words[i][j] = align_word(products, without ? 0 : own_word(codes[i][j]));
+                most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
+                units[i][j] = scale_of_word(words[i][j]);
+                far |= is_far(products, words[i][j]);
+                sums[i][j] = 0, totals[i][j] = 0;
+            }
+        special = of.special || most >= RESULT::infinity;
+    }
+    // one product, the `at`-th of the step
+    __device__ __forceinline__ void add(int i, int j, int at, float x, float y) {
+        sums[i][j] += truncate_by_conversion(x, y, units[i][j]);
+        if (at % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
+    }
+    __device__ __forceinline__ void end(Codes &codes, const Lines &of, int first, bool without) const {
+        Codes ends;
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_LANE; ++i)
+#pragma unroll
+            for (int j = 0; j < COLUMNS_OF_LANE; ++j)
+                ends[i][j] = end_by_word(totals[i][j] + sums[i][j], without ? 0 : codes[i][j], words[i][j]);
+        if (__any_sync(0xFFFFFFFF, special)) special_steps(ends, codes, of, first, without);
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_LANE; ++i)
+#pragma unroll
+            for (int j = 0; j < COLUMNS_OF_LANE; ++j) codes[i][j] = ends[i][j];
+    }
+};
+
+// Products from `first` on. MOVED: both factors are multiplied by a power of two first
+template <bool MOVED> __device__ __forceinline__ void add_products(Step &step, const Powers &moved, const Lines &of, int first) {
 #pragma unroll
     for (int t = 0; t < TERMS; t += 4) {
         Words<4> x[ROWS_OF_LANE], y[COLUMNS_OF_LANE];
@@ -161,64 +219,29 @@ __device__ __forceinline__ void add_products(Numbers &sums, Totals &totals, cons
                 for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
                     float one = __uint_as_float(x[i].v[w]), other = __uint_as_float(y[j].v[w]);
                     if (MOVED) one = __fmul_rn(one, moved[i][j]), other = __fmul_rn(other, moved[i][j]);
-                    sums[i][j] += truncate_by_conversion(one, other, units[i][j]);
-                    if ((t + w) % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
+                    step.add(i, j, t + w, one, other);
                 }
     }
 }
 
 __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, bool without) {
-    u32 tops[ROWS_OF_LANE][COLUMNS_OF_LANE] = {}, most = 0;
-    bool far = false;  // from f32's exponents
-#pragma unroll
-    for (int t = 0; t < TERMS; t += PIECE_OF_EXPONENTS) {
-        Words<PIECE_OF_EXPONENTS / 2> x[ROWS_OF_LANE], y[COLUMNS_OF_LANE];
-        of.read<PIECE_OF_EXPONENTS / 2>(x, y, VALUES + (first + t) / 2);
-#pragma unroll
-        for (int w = 0; w < PIECE_OF_EXPONENTS / 2; ++w)
-#pragma unroll
-            for (int i = 0; i < ROWS_OF_LANE; ++i)
-#pragma unroll
-                for (int j = 0; j < COLUMNS_OF_LANE; ++j) tops[i][j] = __viaddmax_s16x2(x[i].v[w], y[j].v[w], tops[i][j]);
-    }
-    Numbers words, sums;  // of the exponents that terms are aligned to, and the sums in units
-    Totals totals;
-    Powers units;
-#pragma unroll
-    for (int i = 0; i < ROWS_OF_LANE; ++i)
-#pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            // the exponent at its place in the upper word of an f64; what lies below does not count
-            const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (UPPER - 16)) + NO_EXPONENTS;
-            words[i][j] = align_word(products, without ? 0 : own_word(codes[i][j]));
-            most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
-            units[i][j] = scale_of_word(words[i][j]);
-            far |= is_far(products, words[i][j]);
-            sums[i][j] = 0, totals[i][j] = 0;
-        }
+    u32 tops[ROWS_OF_LANE][COLUMNS_OF_LANE] = {};
+    find_tops<TERMS>(tops, of, first);
+    Step own;
+    own.begin(codes, tops, of, without);
     pause();
     Powers moved = {};
-    if (!PRODUCTS_ARE_NORMAL && __any_sync(0xFFFFFFFF, far)) {
+    if (!PRODUCTS_ARE_NORMAL && __any_sync(0xFFFFFFFF, own.far)) {
 #pragma unroll
         for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
             for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-                const Moved by = move(words[i][j]);
-                moved[i][j] = by.factor, units[i][j] = by.product;
+                const Moved by = move(own.words[i][j]);
+                moved[i][j] = by.factor, own.units[i][j] = by.product;
             }
-        add_products<true>(sums, totals, units, moved, of, first);
+        add_products<true>(own, moved, of, first);
     } else {
-        add_products<false>(sums, totals, units, moved, of, first);
+        add_products<false>(own, moved, of, first);
     }
-    Codes ends;
-#pragma unroll
-    for (int i = 0; i < ROWS_OF_LANE; ++i)
-#pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j)
-            ends[i][j] = end_by_word(totals[i][j] + sums[i][j], without ? 0 : codes[i][j], words[i][j]);
-    if (__any_sync(0xFFFFFFFF, of.special || most >= RESULT::infinity)) special_steps(ends, codes, of, first, without);
-#pragma unroll
-    for (int i = 0; i < ROWS_OF_LANE; ++i)
-#pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) codes[i][j] = ends[i][j];
+    own.end(codes, of, first, without);
 }

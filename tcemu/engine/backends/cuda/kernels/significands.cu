@@ -1,7 +1,7 @@
 // A warp's factors as significands and exponents in integers, which every arithmetic can take: each has its magnitude, its sign and its exponent,
 // a word each, and four factors lie together.
 
-constexpr bool AHEAD = false;  // the next instruction's words are loaded while one's steps go
+[[maybe_unused]] constexpr bool AHEAD = false;  // the next instruction's words are loaded while one's steps go
 constexpr int PIECE = TERMS % 4 == 0 ? 4 : 1;  // products whose factors are read together
 constexpr int PARTS_APART = 4;                 // words between a factor's magnitude, sign and exponent; four factors lie together
 constexpr bool HALVES = CHUNK == 2;            // metadata choose halves of B's elements, so that B is decoded when it has been chosen
