@@ -71,7 +71,7 @@ def _by_jax(equation: JaxprEqn) -> Callable[..., Any]:
 
     def compute(*operands: np.ndarray) -> Any:
         found = equation.primitive.bind(*functions, *operands, **options)
-        return found[0] if equation.primitive.multiple_results and len(found) == 1 else found
+        return jax.tree.map(np.asarray, found[0] if equation.primitive.multiple_results and len(found) == 1 else found)
 
     return compute
 
