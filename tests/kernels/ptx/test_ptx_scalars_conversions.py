@@ -71,8 +71,8 @@ def test_stochastic_roundings_say_why_they_are_not_run(opcode):
     with pytest.raises(Unsupported, match="random bits"):
         operation(opcode)
     values = "{%f0, %f1, %f2, %f3}" if "x4" in opcode else "%f0, %f1"
-    head = ".version 8.7 .target sm_100a .address_size 64"
-    text = f"{head} .entry k() {{ .reg .b32 %r<2>; .reg .f32 %f<4>; {opcode} %r0, {values}, %r1; ret; }}"
+    head = ".version 8.7 .target sm_100a .address_size 64 .entry k()"
+    text = f"{head} {{ .reg .b32 %r<2>; .reg .f32 %f<4>; {opcode} %r0, {values}, %r1; ret; }}"
     with pytest.raises(Unsupported, match="random bits"):
         ptx.run(text, grid=1, block=32, target="B200")
 

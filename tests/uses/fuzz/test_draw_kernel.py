@@ -128,9 +128,10 @@ FUSED = (  # the steps of one side are as long as the other's, or parts of them;
 )
 
 
-def find_fused_call(compared):
-    models = tuple(get_implementation(compared[0], target).emulated for target in compared[1:])
-    return cuda_comparison.find_cuda_comparison(parsed(compared[0]), KINDS, models, True)
+def find_fused_call(compared) -> Any:
+    op, left, right = compared
+    models = get_implementation(op, left).emulated, get_implementation(op, right).emulated
+    return cuda_comparison.find_cuda_comparison(parsed(op), KINDS, models, True)
 
 
 @compiled_here
