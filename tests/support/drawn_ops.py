@@ -20,5 +20,4 @@ FUSED = (  # and two targets: the steps of one side are as long as the other's, 
     ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "sm_120", "sm_89"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.e5m2.e4m3.f32", "sm_120", "sm_120:terms=4"),
     ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "sm_120a", "sm_120a:fraction_bits=20"),
-    ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32", "sm_70", "sm_90"),
 )

@@ -20,6 +20,7 @@ from tcemu.uses.fuzz.case_generator import cuda_text, draw_cases, element_grids,
 from tcemu.uses.fuzz.case_kinds import Kind
 from tcemu.uses.fuzz.llvm.kernel_requests import CASES, OPERANDS, ComparisonLayout, DrawRequest
 
+MOST_OUTPUTS = 128  # of a case: more do not fit the registers of a warp for both models
 WARPS, BLOCKS = 4, 6  # warps of a block; blocks of a multiprocessor, at least, which bounds the registers of a thread
 
 
@@ -44,7 +45,7 @@ def find_cuda_comparison(
     """Return the call of the kernel that compares two models, or None where there is none; arguments as of `find_comparison_call`."""
     given, sides = product_spec(op), []
     formats = given.a, given.b, given.c
-    plain = not op.sparse and op.scaling is None and given.d == F32
+    plain = not op.sparse and op.scaling is None and given.d == F32 and op.m * op.n <= MOST_OUTPUTS
     if route().missing or not plain or any(fmt.is_integer or fmt.words > 1 for fmt in formats):
         return None
     for model in models:

@@ -138,10 +138,11 @@ def test_the_fused_kernel_counts_what_the_portable_way_counts(compared):
 
 
 def test_models_that_share_no_products_are_compared_by_separate_kernels():
+    wide = "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32", "sm_70", "sm_90"
     bf16, f16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", FUSED[0][0]
     with cuda_on_cpu.kernels_on_cpu():
         assert find_fused_call(FUSED[0]) is not None
-        for compared in ((bf16, "sm_80", "sm_90a"), (f16, "sm_90a:terms=6", "sm_90a:terms=4"), (E4M3_MMA, "sm_89", "sm_90a")):
+        for compared in ((bf16, "sm_80", "sm_90a"), (f16, "sm_90a:terms=6", "sm_90a:terms=4"), (E4M3_MMA, "sm_89", "sm_90a"), wide):
             assert find_fused_call(compared) is None
     assert find_fused_call(FUSED[0]) is None  # no GPU
 
