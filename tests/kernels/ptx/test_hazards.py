@@ -118,3 +118,25 @@ def test_right_kernels_give_the_same_words_in_other_orders(name):
 def test_a_schedule_has_a_name():
     with pytest.raises(ValueError, match="adversarial"):
         KERNELS["barrier: counts that differ"].run(right=True, schedule="random")
+
+
+RELAXED = """
+.version 8.3 .target sm_90a .address_size 64
+.visible .entry k() {{
+    .reg .b32 %r<4>; .reg .pred %p<2>; .shared .align 8 .b64 bar;
+    mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; mov.u32 %r1, bar; mov.u32 %r2, %cluster_ctarank; xor.b32 %r2, %r2, 1;
+    @%p0 mbarrier.init.shared::cta.b64 [%r1], 1; {fence} barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
+    mapa.shared::cluster.u32 %r3, %r1, %r2; @%p0 mbarrier.arrive.shared::cluster.b64 _, [%r3];
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ret; }}
+"""
+
+
+@pytest.mark.parametrize("fence", ["fence.mbarrier_init.release.cluster;", ""])
+def test_a_relaxed_arrival_passes_on_what_fence_mbarrier_init_released(fence):
+    """As CUTLASS orders the initialisation of mbarriers before their use by the other block of a pair."""
+    launch = lambda: ptx.run(RELAXED.format(fence=fence), grid=2, block=32, cluster=2, target="H100", checked=True)
+    if fence:
+        assert launch().notes == ()
+    else:
+        with pytest.raises(UndefinedBehaviour, match="another thread initialised the mbarrier"):
+            launch()

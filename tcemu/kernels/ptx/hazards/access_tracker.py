@@ -133,6 +133,7 @@ class AccessTracker:
         self.mbarriers: dict[tuple[int, int], Phases] = {}
         self._touched_mbarriers: set[tuple[int, int]] = set()  # those that the current statement may have completed
         self.pools: dict[int, np.ndarray] = {}  # what threads pass to each barrier, int32[blocks, planes, columns]
+        self.publishing: np.ndarray = np.zeros((), bool)  # threads whose last arrival fence.mbarrier_init precedes
         self.locations: dict[tuple[str, int], int] = {}  # what strong writes pass on, by cell: the row of `passed`
         self.passed = np.zeros((0, self.clocks.planes, self.clocks.columns), np.int32)
         self.copy_number = np.ones(shape, np.int32)  # of the cp.async that each thread issues next
@@ -486,7 +487,9 @@ class AccessTracker:
         opcode = line.statement.opcode
         if opcode.startswith("fence.proxy"):
             return (lambda event, executing: self.clocks.fence_proxy(executing)) if "async" in opcode else None
-        if opcode.startswith("fence.mbarrier_init") or not self.orders:
+        if opcode.startswith("fence.mbarrier_init"):
+            return lambda event, executing: setattr(self, "publishing", self.publishing | executing)
+        if not self.orders:
             return None
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
@@ -541,9 +544,8 @@ class AccessTracker:
             self.clocks.acquire(row, threads, self.clocks.release(row, threads))
 
     def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
-        """Pass on what threads know when they arrive at barriers, by number; relaxed: they pass on nothing."""
-        if relaxed:
-            return
+        """Pass on what threads know when they arrive at barriers, by number; relaxed: nothing but what fence.mbarrier_init has released."""
+        threads, self.publishing = threads & self.publishing if relaxed else threads, self.publishing & ~threads
         for number in np.unique(numbers[threads]):
             clock = self.clocks.release_blocks(threads & (numbers == number))
             before = self.pools.get(int(number))
