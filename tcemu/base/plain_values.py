@@ -73,7 +73,7 @@ def from_plain(name: str, kind: Any, data: Any, codecs: Codecs | None = None) ->
         return read("", next((part for part in members if _is_like(part, data)), members[0]), data)
     if not _is_like(kind, data):
         words = {list: "a list", tuple: "a list", Literal: f"one of {', '.join(map(str, parts))}"}
-        raise DamagedFile(f"{name}: got {str(data)[:80]!r}; expected {words.get(origin) or getattr(origin, '__name__', origin)}")
+        raise DamagedFile(f"{name}: got {repr(data)[:80]}; expected {words.get(origin) or getattr(origin, '__name__', origin)}")
     if origin is tuple and parts and parts[-1] is not ...:
         if len(parts) != len(data):
             raise DamagedFile(f"{name}: got {len(data)} values; expected {len(parts)}")

@@ -22,7 +22,7 @@ F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot grow
     "_groups": "the layouts of a table", "_names": "the layouts of a table", "_matching_targets": "the needs of a table",
     "_target_rows": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument",
-    "syntax_rows": "no argument", "grammars": "no argument", "_spelling_index": "no argument",
+    "syntax_rows": "no argument", "warn_of_compilations": "no argument", "grammars": "no argument", "_spelling_index": "no argument",
     "what_if_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
     "driver_version": "no argument", "_of_types": "targets and families of a table", "_family": "three generations of wmma's fragments",
     "place_kernel_text": "the instructions of a table", "mma_kernel_text": "the instructions of a table",
@@ -54,6 +54,7 @@ CONTAINERS = {  # which functions fill, each with its bound and the reason for i
     "faces/torch/operators.py: _names": "the recipes that torch's operators were given: their names must hold as long as the process",
     "faces/torch/operators.py: _registered": "one for each name",
     "faces/torch/shared_products.py: _texts": "one for each name",
+    "uses/fuzz/case_formulas.py: FloatSecondFields.VARIANT": "nothing fills it: a field of a word, whose insert returns the word",
     "base/jax_internals.py: _unknown_options": "names of QUICK_OPTIONS",
     **{f"engine/isa/tcgen05_kinds.py: {name}": "nothing fills it: what a kind has not"
        for name in ("sizes", "scales", "shapes", "reserved")},

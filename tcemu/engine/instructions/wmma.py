@@ -293,7 +293,7 @@ def _store(op: WmmaMemory, sm: int, operands: WmmaMemoryOperands) -> Array:
     if place.good is not None:
         runs = jnp.where(place.good, runs, _read_whole(memory, place, *runs.shape[-2:]))
     batch = jnp.broadcast_shapes(memory.shape[:-1], runs.shape[:-2])
-    words = jnp.broadcast_to(runs, (*batch, *runs.shape[-2:])).reshape(*batch, -1)
+    words = jnp.broadcast_to(runs, (*batch, *runs.shape[-2:])).reshape(*batch, runs.shape[-2] * runs.shape[-1])
     return lax.dynamic_update_slice_in_dim(jnp.broadcast_to(memory, (*batch, memory.shape[-1])), words, place.start, axis=-1)
 
 

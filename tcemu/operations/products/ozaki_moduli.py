@@ -27,12 +27,10 @@ from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.meshes import match_varying_axes
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import product_spec
-from tcemu.engine.backends.dispatch import multiply_matrices
-from tcemu.engine.formats.coding import Number, codes_to_limbs, convert, decode_limbs, encode_limbs, limbs_to_codes
-from tcemu.engine.formats.number_formats import F32, F64, S32, Format
+from tcemu.engine.formats.coding import Number, codes_to_limbs, decode_limbs, encode_limbs, limbs_to_codes
+from tcemu.engine.formats.number_formats import F64, Format
 from tcemu.engine.isa.families import MatrixMultiply
-from tcemu.operations.products.ozaki_slices import FP8, INT8, NO_EXPONENT, ExactProducts, digit_codes, finite_number, shift_limbs, zero_sums
-from tcemu.operations.products.product_arguments import pad_k
+from tcemu.operations.products.ozaki_slices import FP8, INT8, NO_EXPONENT, ExactProducts, finite_number, multiply_digits, shift_limbs
 
 SCALINGS = ("norm", "product")
 MAX_MODULI = 20  # so that the sums of `_reconstruct` fit in uint32
@@ -210,12 +208,10 @@ def _carry(columns: Array, step: int, width: int) -> Limbs:
 
 def _product_exponents(recipe: OzakiModularRecipe, model: Model, a: Number, b: Number, tops: tuple[Array, Array]) -> tuple[Array, Array]:
     """Returns the powers of two of the rows of A [..., M, K] and of B [..., N, K] by an estimate of |A|·|B|."""
-    k, spec = a.exponent.shape[-1], product_spec(recipe.op)
-    estimate_bits = min(MAX_ESTIMATE_BITS, max(0, 31 - k.bit_length()) // 2)
+    estimate_bits = min(MAX_ESTIMATE_BITS, max(0, 31 - a.exponent.shape[-1].bit_length()) // 2)
     units = [top - (estimate_bits - 1) for top in tops]
-    left, right = (digit_codes(recipe.op.a, _round_up(x, unit)) for x, unit in zip((a, b), units, strict=True))
-    left, right = pad_k(spec, left, jnp.swapaxes(right, -1, -2), spec.k)
-    estimate = multiply_matrices(model, spec, left, right, zero_sums(left, right))  # not negative
+    left, right = (_round_up(x, unit) for x, unit in zip((a, b), units, strict=True))
+    estimate = multiply_digits(model, product_spec(recipe.op), left, jnp.swapaxes(right, -1, -2)).astype(jnp.uint32)  # not negative
     rows, columns = jnp.max(estimate, axis=-1, keepdims=True), jnp.max(estimate, axis=-2, keepdims=True)
     bounds = ((rows,), (jnp.swapaxes(columns, -1, -2),))
     e_a, e_b = (largest_exponents(recipe.max_sum, bound) - unit for bound, unit in zip(bounds, units, strict=True))
@@ -279,11 +275,7 @@ def _multiply_residues(recipe: OzakiModularRecipe, model: Model, a: Array, b: Ar
         left, right = a[..., start : start + chunk], b[..., start : start + chunk, :]
         if recipe.is_fp8:
             left, right = _split_residues(recipe, left, False), _split_residues(recipe, right, True)
-        left, right = pad_k(spec, digit_codes(spec.a, left), digit_codes(spec.b, right), spec.k)
-        codes = multiply_matrices(model, spec, left, right, zero_sums(left, right))
-        if recipe.is_fp8:
-            codes = convert(F32, S32, codes, "RN")
-        sums = lax.bitcast_convert_type(codes, jnp.int32)
+        sums = multiply_digits(model, spec, left, right)
         if recipe.is_fp8:
             weights = jnp.asarray([_join_weights(p) for p in recipe.moduli], jnp.int32).reshape(-1, 3, *(1,) * (a.ndim - 1))
             sums = jnp.sum(weights * (sums.reshape(-1, 3, *sums.shape[1:]) % moduli[:, None]), axis=1)

@@ -264,12 +264,7 @@ def _multiply_slices(recipe: OzakiSliceRecipe, model: Model, a: Array, b: Array,
         chosen = [n for n, sign in enumerate(signs) if sign == kind]
         left = jnp.stack([a[pairs[n][0] - 1] for n in chosen])
         right = jnp.stack([b[pairs[n][1] - 1] for n in chosen])
-        spec = _slice_spec(recipe, kind)
-        left, right = pad_k(spec, digit_codes(spec.a, left), digit_codes(spec.b, right), spec.k)
-        codes = multiply_matrices(model, spec, left, right, zero_sums(left, right))
-        if recipe.is_fp8:
-            codes = convert(F32, S32, codes, "RZ")
-        results |= dict(zip(chosen, lax.bitcast_convert_type(codes, jnp.int32), strict=True))
+        results |= dict(zip(chosen, multiply_digits(model, _slice_spec(recipe, kind), left, right), strict=True))
     return jnp.stack([results[n] for n in range(len(pairs))])
 
 
@@ -280,12 +275,14 @@ def _slice_spec(recipe: OzakiSliceRecipe, unsigned: tuple[bool, bool]) -> Produc
     return product_spec(check(INT8.format(a=a, b=b), recipe.target))
 
 
-def zero_sums(a: Array, b: Array) -> Array:
-    """Return accumulators of zero for A [..., M, K] and B [..., K, N]."""
-    return jnp.zeros((*a.shape[:-1], b.shape[-1]), jnp.uint32)
+def multiply_digits(model: Model, spec: ProductSpec, a: Array, b: Array) -> Array:
+    """Multiply small integers [..., M, K] and [..., K, N] by an instruction, in whose accumulator they are exact: int32 [..., M, N]."""
+    a, b = pad_k(spec, _digit_codes(spec.a, a), _digit_codes(spec.b, b), spec.k)
+    codes = multiply_matrices(model, spec, a, b, jnp.zeros((*a.shape[:-1], b.shape[-1]), jnp.uint32))
+    return lax.bitcast_convert_type(convert(F32, S32, codes, "RZ") if spec.d == F32 else codes, jnp.int32)
 
 
-def digit_codes(fmt: Format, digits: Array) -> Array:
+def _digit_codes(fmt: Format, digits: Array) -> Array:
     """Return small integers as codes of s8, u8 or e4m3."""
     return digits.astype(jnp.uint8) if fmt.is_integer else from_float(fmt, digits.astype(jnp.float32))
 

@@ -160,22 +160,22 @@ def is_broadcastable(shape: Shape, target: Shape) -> bool:
 # ---- K padded to whole instructions
 
 
-def pad_k(spec: ProductSpec, a: Array, b: Array, multiple: int) -> OperandPair:
+def pad_k(spec: ProductSpec, a: Array, b: Array, multiple: int, before: int = 0) -> OperandPair:
     """Pads K to a multiple of `multiple`, whole instructions: A with -0 (integers: 0), B with 0. This changes no bit of the product.
+
+    The padding is `before` in front, and the rest at the end.
 
     In a fused step a zero product takes part neither in the max exponent nor in the sum. A step of zeros alone rounds a value that already
     has the result's format, +0 included: a step never leaves -0. (A what-if model that keeps fewer fraction bits than its result truncates
     the running value there once, as an instruction of zeros does.) A rounded addition of the product -0 returns the other operand, -0
     included, in RN, which every chain of multiply-adds uses. Integer zeros add nothing.
     """
-    missing = -(a.shape[-1] if spec.a.words == 1 else a.shape[-2]) % multiple
-    if missing == 0:
+    added = before, -(before + (a.shape[-1] if spec.a.words == 1 else a.shape[-2])) % multiple
+    if added == (0, 0):
         return a, b
     words = [(0, 0)] * (spec.a.words - 1)  # the axis of a 64-bit code's words
-    a = jnp.pad(
-        a, [(0, 0)] * (a.ndim - 1 - len(words)) + [(0, missing), *words], constant_values=np.array(spec.a.negative_zero, spec.a.dtype)
-    )
-    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(words)) + [(0, missing), (0, 0), *words])
+    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1 - len(words)) + [added, *words], constant_values=np.array(spec.a.negative_zero, spec.a.dtype))
+    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(words)) + [added, (0, 0), *words])
 
 
 def pad_scales(spec: ProductSpec, scales: OperandPair, multiple: int) -> OperandPair:

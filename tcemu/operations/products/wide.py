@@ -35,7 +35,7 @@ from tcemu.engine.formats.coding import convert, recode
 from tcemu.engine.formats.float_arrays import array_codes
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, BF16, F16, F32, TF32, Format
 from tcemu.operations.products.library.kernel_sums import operand_codes
-from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, product_shape
+from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, pad_k, product_shape
 from tcemu.operations.products.recipe_facts import plain_facts
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict, value_from_dict, value_to_dict
 from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, ProductOperands, RecipeFacts, RecipeKind, register_kind
@@ -313,7 +313,7 @@ def _scale(codes: Array, exponent: int) -> Array:
 def _round_part(fmt: Format, rounding: str, codes: Array) -> Array:
     """Rounds f32 codes to the format of the parts. "RZ" clears bits of the word, as kernels do: of a NaN it may leave Inf."""
     if fmt == F16:
-        return convert(F32, F16, codes, {"RN": "RN", "RZ": "RZ"}[rounding])
+        return convert(F32, F16, codes, rounding)
     if rounding != "RZ":
         return operand_codes(fmt, rounding, lax.bitcast_convert_type(codes, jnp.float32))
     return ((codes >> (F32.mantissa_bits - fmt.mantissa_bits)) << fmt.unused_bits).astype(fmt.dtype)
@@ -324,9 +324,8 @@ def _sum_tiles(program: _WideProgram, model: Model, a: list[Array], b: list[Arra
     recipe, spec = program.recipe, program.spec
     k, tile = a[0].shape[-1], recipe.k_tile
     before = tile - spec.k if recipe.short_first_tile else 0  # instructions of zeros change nothing: see `pad_k`
-    after = -(before + k) % tile
-    pairs = [_pad(spec, part_a, part_b, before, after) for part_a, part_b in zip(a, b, strict=True)]
-    count = (before + k + after) // tile
+    pairs = [pad_k(spec, part_a, part_b, tile, before) for part_a, part_b in zip(a, b, strict=True)]
+    count = -(-(before + k) // tile)
     parts_a = [jnp.moveaxis(x.reshape(*x.shape[:-1], count, tile), -2, 0) for x, _ in pairs]
     parts_b = [jnp.moveaxis(x.reshape(*x.shape[:-2], count, tile, x.shape[-1]), -3, 0) for _, x in pairs]
     batch = jnp.broadcast_shapes(a[0].shape[:-2], b[0].shape[:-2])
@@ -373,13 +372,6 @@ def _chain(
     chained_b = jnp.concatenate([along_k_b[j] for _, j in products], -3)
     left = chained_a.reshape(*a[0].shape[:-1], -1)
     return multiply_matrices(model, spec, left, chained_b.reshape(*b[0].shape[:-2], -1, b[0].shape[-1]), total)
-
-
-def _pad(spec: ProductSpec, a: Array, b: Array, before: int, after: int) -> tuple[Array, Array]:
-    """Pads K in front and at the end with products -0 · 0."""
-    zero = np.array(1 << (spec.a.bits - 1), spec.a.dtype)
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(before, after)], constant_values=zero)
-    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(before, after), (0, 0)])
 
 
 # ---- the kind of recipe

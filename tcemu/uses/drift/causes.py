@@ -96,6 +96,11 @@ def build_program(record: Record, operations: Sequence[Operation], place: int = 
             if known is None and viewed is not None:  # another shape of an earlier result: views are not recorded
                 known = program.add("reshape", (viewed,), DTYPES[tensor.dtype], operation.index, internal=True, shape=tensor.shape)
                 made[tensor.key] = known
+            laid = record.stored_order(tensor) if known is None and views else None
+            if laid is not None and (viewed := views.get(laid[0])) is not None:  # a transposition of an earlier result
+                dtype = DTYPES[tensor.dtype]
+                known = program.add("reshape", (viewed,), dtype, operation.index, internal=True, shape=laid[1])
+                made[tensor.key] = known = program.add("transpose", (known,), dtype, operation.index, internal=True, axes=laid[2])
             if known is None:
                 program.inputs.append((operation.index, number))
                 known = ("input", len(program.inputs) - 1)
@@ -128,13 +133,15 @@ def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) 
     latest: dict[tuple, Operation] = {}
     for earlier in record.operations[: operation.index]:
         for tensor in earlier.results:
-            latest[tensor.key] = earlier
+            latest[tensor.key] = latest[tensor.identity] = earlier
     found: dict[int, Operation] = {}
     waiting = [operation]
     while waiting and len(found) < limit:
         reader = waiting.pop(0)
         for tensor in reader.operands:
             earlier = latest.get(tensor.key)
+            if earlier is None and (laid := record.stored_order(tensor)) is not None:
+                earlier = latest.get(laid[0])
             narrow = tensor.dtype in ("bfloat16", "float16") and tensor.shape
             scaled = earlier is not None and reader.name.endswith(("mul", "div")) and earlier.name.endswith(SCALED_NAMES)
             factor = earlier is not None and reader.name.endswith(("add", "sub", "add_any")) and earlier.name.endswith("mul")

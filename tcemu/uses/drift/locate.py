@@ -109,6 +109,7 @@ class _Search:
         self._explain = partial(explain_result, targets=targets)
         self.common: dict[tuple, list[Choices]] = {}  # of earlier operations of one kind, the latest first
         self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
+        self.has_difference = False  # an earlier match differs
 
     def line(self, match: Match) -> Line | None:
         """Return the report of one match; None where both sides are equal."""
@@ -124,18 +125,34 @@ class _Search:
             return _line("not compared", x_op.index, match)
         x, y, _ = next(result for result in results if result[2] is False)
         difference = self._difference(x, y)
+        earlier, self.has_difference = self.has_difference, True
         if equal_operands:
             pairs = [self.comparer.values(*pair) for pair in zip(x_op.results, y_op.results, strict=False)]
             if not x_op.parts and all(pair is not None for pair in pairs):
                 self.replacements[x_op.index] = [pair[1] for pair in pairs if pair is not None]
             cause, legitimate = self._cause(match, x, y)
             return _line("source", x_op.index, match, difference, cause, legitimate)
+        if not earlier and len(match.left) == len(match.right) == 1 and (cause := self._other_order(x_op, y_op)) is not None:
+            return _line("source", x_op.index, match, difference, cause)
         if len(match.left) == len(match.right) == 1 and x_op.name not in MOVEMENTS:
             sides = self._different_arithmetics(x_op, y_op, x, y)
             if sides is not None:
                 self.replacements[x_op.index] = None if x_op.parts else self._recomputed(*sides)
                 return _line("hidden source", x_op.index, match, difference, find_cause(*sides))
         return _line("carrier", x_op.index, match, difference)
+
+    def _other_order(self, left: Operation, right: Operation) -> Cause | None:
+        """Return the cause if a view or a move, which no operation computes, gives the same words in another order."""
+        pairs = [*zip(left.operands, right.operands, strict=False)]
+        moves = left.name in MOVEMENTS and right.name in MOVEMENTS and bool(pairs) and self.comparer.equal(*pairs[0])
+        for number, (x, y) in enumerate(zip(left.results, right.results, strict=False) if moves else pairs):
+            if x.key == y.key or (x.dtype, x.shape) != (y.dtype, y.shape) or x.rows or y.rows:
+                continue
+            values = self.left.value(x), self.right.value(y)
+            if values[0] is not None and values[1] is not None and (np.sort(raw_words(values[0])) == np.sort(raw_words(values[1]))).all():
+                what = "the result" if moves else f"operand {number}, a view of an earlier result,"
+                return Cause(("order of elements",), f"{what} in one order", f"{what} in another order")
+        return None
 
     def _recomputed(self, left: Side, right: Side) -> list[np.ndarray] | None:
         """Compute the left operands by the arithmetic of the right side."""

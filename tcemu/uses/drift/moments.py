@@ -70,8 +70,8 @@ class Rows(NamedTuple):
 
 class Algorithm(NamedTuple):
     words: str
-    applies: Callable[[int, int], bool]  # to K and the number of neighbouring elements
     compute: Callable[[Rows, Summation | None], tuple[np.ndarray, np.ndarray]]
+    applies: Callable[[int, int], bool] = lambda k, inner: True  # to K and the number of neighbouring elements
 
 
 def candidate_moments(k: int, inner: int) -> Iterator[Moments]:
@@ -242,20 +242,16 @@ def _sums_of_squares(rows: Rows, how: Summation | None, reciprocal: bool) -> tup
     return mean, np.maximum(squares - mean * mean, F32(0))
 
 
-def _always(k: int, inner: int) -> bool:
-    return True
-
-
 WELFORD = "Welford's moments of PyTorch"
 ALGORITHMS = {
-    "cpu": Algorithm(f"{WELFORD} on a CPU, 8 lanes, fma", _always, lambda rows, _: _rowwise_moments(rows, True)),
-    "cpu without fma": Algorithm(f"{WELFORD} on a CPU, 8 lanes, products rounded", _always, lambda rows, _: _rowwise_moments(rows, False)),
-    "cuda": Algorithm(f"{WELFORD}'s CUDA kernels for rows", _always, _cuda_rows),
-    "cuda vectorised": Algorithm(f"{WELFORD}'s vectorised CUDA kernel", lambda k, inner: k % 4 == 0, _cuda_vectorised),
-    "cuda batch norm": Algorithm(f"{WELFORD}'s CUDA kernel of batch norm", lambda k, inner: inner < k, _cuda_batch_norm),
-    "float64": Algorithm("moments in two passes, with sums in float64", _always, _in_float64),
-    "sums of squares": Algorithm("the variance from sums of x and x²", lambda k, inner: k > 1, partial(_sums_of_squares, reciprocal=False)),
+    "cpu": Algorithm(f"{WELFORD} on a CPU, 8 lanes, fma", lambda rows, _: _rowwise_moments(rows, True)),
+    "cpu without fma": Algorithm(f"{WELFORD} on a CPU, 8 lanes, products rounded", lambda rows, _: _rowwise_moments(rows, False)),
+    "cuda": Algorithm(f"{WELFORD}'s CUDA kernels for rows", _cuda_rows),
+    "cuda vectorised": Algorithm(f"{WELFORD}'s vectorised CUDA kernel", _cuda_vectorised, lambda k, inner: k % 4 == 0),
+    "cuda batch norm": Algorithm(f"{WELFORD}'s CUDA kernel of batch norm", _cuda_batch_norm, lambda k, inner: inner < k),
+    "float64": Algorithm("moments in two passes, with sums in float64", _in_float64),
+    "sums of squares": Algorithm("the variance from sums of x and x²", partial(_sums_of_squares, reciprocal=False), lambda k, inner: k > 1),
     "sums of squares, scaled": Algorithm(
-        "the variance from sums of x and x² times 1 / K", lambda k, inner: k > 1, partial(_sums_of_squares, reciprocal=True)
+        "the variance from sums of x and x² times 1 / K", partial(_sums_of_squares, reciprocal=True), lambda k, inner: k > 1
     ),
 }

@@ -252,6 +252,28 @@ class Record:
         found = [None if tensor.rows is not None else self.value(tensor) for tensor in tensors]
         return [x for x in found if x is not None] if all(x is not None for x in found) else None
 
+    def stored_order(self, tensor: TensorRecord) -> tuple[tuple[str, str], tuple[int, ...], tuple[int, ...]] | None:
+        """Find how the elements of a view lie in memory, by which it is a transposition of an earlier result.
+
+        Args:
+            tensor: An operand of the record.
+
+        Returns:
+            The identity and the shape of the elements in memory, and the axes that transpose them to the operand; None if the operand is
+            contiguous, has gaps or repeats in memory, or was not kept whole.
+        """
+        value = None if tensor.strides is None or tensor.rows is not None else self.value(tensor)
+        if value is None or tensor.strides is None:
+            return None
+        strides = tensor.strides
+        order = sorted(range(len(strides)), key=lambda axis: (-strides[axis], tensor.shape[axis] == 1))
+        laid = np.ascontiguousarray(value.transpose(order))
+        dense = [prod(laid.shape[place + 1 :]) for place in range(laid.ndim)]
+        if any(strides[axis] != step and tensor.shape[axis] > 1 for axis, step in zip(order, dense, strict=True)):
+            return None
+        digest = hashlib.blake2b(laid.tobytes(), digest_size=DIGEST_BYTES).hexdigest()
+        return (tensor.dtype, digest), laid.shape, tuple(int(axis) for axis in np.argsort(order))
+
     def copy(self) -> Record:
         """Return a record of the same operations, which may be changed."""
         changed = copy(self)

@@ -289,6 +289,15 @@ def _segment(model: Any, spec: Any, a: Any, b: Any, running: Any) -> Any:
     return multiply_matrices(model, spec, a, b, running)
 
 
+def _run_segments(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
+    """Add the products of A [..., M, K] and B [..., N, K] to codes [..., M, N]."""
+    codes = jnp.asarray(running)
+    for k in range(0, a.shape[-1], SEGMENT):
+        x, y = a[..., k : k + SEGMENT], b[..., k : k + SEGMENT].swapaxes(-1, -2)
+        codes = _segment(model, spec, jnp.asarray(x), jnp.asarray(y), codes)
+    return np.asarray(codes)
+
+
 class CoreSums(FloatSums):
     """Sums of products by an instruction, of operands [n, K], or [M, 1, K] and [1, N, K]."""
 
@@ -338,11 +347,7 @@ def _selected(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.n
     state = np.pad(running, (0, more))
     for start in range(0, len(a), SELECTED):
         pick = slice(start, start + SELECTED)
-        codes = jnp.asarray(state[pick, None, None])
-        for k in range(0, a.shape[-1], SEGMENT):
-            x, y = jnp.asarray(a[pick, None, k : k + SEGMENT]), jnp.asarray(b[pick, k : k + SEGMENT, None])
-            codes = _segment(model, spec, x, y, codes)
-        state[pick] = np.asarray(codes).reshape(-1)
+        state[pick] = _run_segments(model, spec, a[pick, None], b[pick, None], state[pick, None, None]).reshape(-1)
     return state[:n]
 
 
@@ -353,9 +358,6 @@ def _tiled(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndar
     state = np.pad(running, ((0, down), (0, along)))
     for i in range(0, len(a), TILE):
         for j in range(0, len(b), TILE):
-            codes = jnp.asarray(state[i : i + TILE, j : j + TILE])
-            for k in range(0, a.shape[-1], SEGMENT):
-                x, y = jnp.asarray(a[i : i + TILE, k : k + SEGMENT]), jnp.asarray(b[j : j + TILE, k : k + SEGMENT].T)
-                codes = _segment(model, spec, x, y, codes)
-            state[i : i + TILE, j : j + TILE] = np.asarray(codes)
+            place = slice(i, i + TILE), slice(j, j + TILE)
+            state[place] = _run_segments(model, spec, a[place[0]], b[place[1]], state[place])
     return state[:m, :n]

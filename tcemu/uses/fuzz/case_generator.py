@@ -229,8 +229,8 @@ def element_text(grid: ElementGrid) -> str:
         source = FloatValues(kind, place.shift_right_signed(PlaceFields.FIELD.low), *twins)
         return formulas.build_float(grid.fmt, word, source, find_edge_fraction=from_table)[0]
 
-    def from_table(fmt: Format, byte: V) -> Any:
-        return cuda_values.Value(I32, "edge_fractions[{0}]", byte)  # type: ignore[arg-type]
+    def from_table(fmt: Format, byte: Any) -> Any:
+        return cuda_values.Value(I32, "edge_fractions[{0}]", byte)
 
     code, size = grid.fmt.dtype, grid.size
     codes_per_write = next(n for n in (4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES_PER_WRITE and (n == 1 or size >= 32 * n))

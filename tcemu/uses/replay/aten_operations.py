@@ -638,7 +638,7 @@ def _safe_softmax(call: Call) -> Answer:
     _requires(call, dtype=None)
     answer = _softmax(replace(call, arguments={**call.arguments, "half_to_float": False}), log=False)
     hidden = np.isneginf(call["self"]).all(axis=call["dim"], keepdims=True)
-    return answer._replace(results=(np.where(hidden, np.zeros((), call.dtype), answer.results[0]),))
+    return answer._replace(results=(np.where(hidden, np.zeros((), call.dtype), np.asarray(answer.results[0])),))
 
 
 def _softmax_backward(call: Call, log: bool) -> Answer:

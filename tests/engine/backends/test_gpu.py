@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import replay_golden as replay
 from support import golden, kernel_cases, quantizer_cases, warp_cases
-from support.drawn_ops import OPS
+from support.drawn_ops import FUSED, OPS
 from support.systems import skip_file
 
 import tcemu
@@ -19,10 +19,11 @@ from tcemu.engine.backends import dispatch, elementwise
 from tcemu.engine.backends.cuda import matrix_kernels as cuda
 from tcemu.engine.backends.cuda import xla_launch as launch
 from tcemu.formats import F32
-from tcemu.fuzz import generate
+from tcemu.fuzz import KINDS, generate, get_implementation
 from tcemu.operations.quantize import scaled_elements as kernels
 from tcemu.operations.quantize.scale_groups import GroupSizes
 from tcemu.quantize import block_quantize
+from tcemu.uses.fuzz.comparison_loop import make_chunk_runner
 
 
 def gpus():
@@ -235,3 +236,14 @@ def test_cases_are_those_of_the_cpu(op):
             found.append({name: np.asarray(codes) for name, codes in generate(op, 7, 1 << 33, 20_000).items()})
     wrong = {name: int((codes != found[1][name]).sum()) for name, codes in found[0].items()}
     assert not any(wrong.values()), wrong
+
+
+@pytest.mark.parametrize(("op", "left", "right"), FUSED)
+def test_a_differential_run_counts_what_the_cpu_counts(op, left, right):
+    sides, found = (get_implementation(op, left), get_implementation(op, right)), []
+    for device in (gpus()[0], jax.devices("cpu")[0]):
+        chunk = make_chunk_runner(tcemu.parse(op), *sides, KINDS, sides[0].model, (device,))
+        found.append(chunk.compare(5, 1 << 33, 20_000, -(-20_000 // chunk.cases_per_iteration)))
+    assert found[0]._replace(by_kind=0, coverage=0) == found[1]._replace(by_kind=0, coverage=0) and found[0].wrong_cases > 0
+    counts = [[run.by_kind, *jax.tree.leaves(run.coverage)] for run in found]
+    assert all((x == y).all() for x, y in zip(*counts, strict=True))

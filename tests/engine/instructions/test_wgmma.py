@@ -27,7 +27,7 @@ S8 = "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.u8"
 SPARSE = "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16"
 TARGET = "sm_90a"
 CASES = golden.cases("wgmma") + golden.cases("wgmma_sp")
-STEP = 73 if len(CASES) > 100 else 1  # every so many of the whole recording, and all of the sample
+STEP = 146 if len(CASES) > 100 else 2  # every so many of the whole recording, and half of the sample
 
 
 def parameters(cases):

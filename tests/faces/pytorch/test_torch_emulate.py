@@ -155,7 +155,8 @@ FIXED = [
     name for name in RECIPES if not tcemu.get_recipe(name).is_stochastic
 ]  # the others draw from torch's generator, as a test below says
 SCALED = ("linear", "bmm", "x @ w")  # the others are by the recipe that compiles soonest
-USUAL = [("fp8" if name in SCALED else "bf16", name) for name in MODULES if name != "TransformerEncoderLayer"]
+LIKE_OTHERS = ("linear, no bias", "linear, 4-D", "linear, 1-D", "x @ w.T", "einsum", "baddbmm", "mv", "Conv1d", "TransformerEncoderLayer")
+USUAL = [("fp8" if name in SCALED else "bf16", name) for name in MODULES if name not in LIKE_OTHERS]
 
 
 @pytest.mark.filterwarnings("ignore:.*the recipe treats its A and its B differently")  # of deepseek, where activations meet activations

@@ -162,7 +162,7 @@ def test_nan_infinities_and_zeros_go_through_every_function():
         exact = {"sigmoid": lambda v: 1 / (1 + np.exp(-v)), "rsqrt": lambda v: 1 / np.sqrt(v), "erf": np.vectorize(math.erf)}
         with np.errstate(all="ignore"):
             expected = exact.get(name, getattr(np, name, None))(x.astype(np.float64))
-        got = np.asarray(call_by_numpy(elementwise, name, x))
+            got = np.asarray(call_by_numpy(elementwise, name, x))
         assert np.allclose(got, expected.astype(np.float32), rtol=1e-5, atol=0, equal_nan=True), name
         assert not np.isnan(expected[3:5]).any() and (np.signbit(got) == np.signbit(expected))[3:5].all(), name
     assert set(OPERATORS) > {"exp", "erf"}

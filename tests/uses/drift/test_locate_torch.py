@@ -8,10 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from support.sampling import sample_cases
 from support.torch_drifts import record_model, torch_plans
 
 from tcemu.drift import locate, read_record, record
+from tcemu.uses.drift.causes import build_program, producers
 
 
 @cache
@@ -105,3 +107,43 @@ def test_torch_compile_skips_roundings_of_eager(tmp_path):
     drift = locate(tmp_path / "eager.drift", tmp_path / "compiled.drift", targets=())
     (source,) = drift.sources
     assert source.cause.kinds == ("a rounding less",) and "not rounded to bfloat16: mul" in source.cause.right, str(drift)
+
+
+class Heads(torch.nn.Module):
+    """A projection to heads, whose view may take head size and heads for each other."""
+
+    def __init__(self, swapped):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.swapped = torch.nn.Linear(16, 16).bfloat16(), swapped
+
+    def forward(self, x):
+        y = self.project(x).view(2, 8, 4, 4)
+        y = (y.transpose(2, 3) if self.swapped else y).transpose(1, 2)
+        return (y * 3).exp()
+
+
+def record_heads(path, swapped):
+    torch.manual_seed(1)
+    x, model = torch.randn(2, 8, 16).bfloat16(), Heads(swapped)
+    with record(str(path), model):
+        model(x)
+    return str(path)
+
+
+def test_heads_that_a_view_swaps_are_a_source(tmp_path):
+    found = locate(record_heads(tmp_path / "left.drift", False), record_heads(tmp_path / "right.drift", True), targets=())
+    (source,) = found.sources
+    assert source.name == "aten.mul" and source.cause.kinds == ("order of elements",)
+    assert "operand 0, a view of an earlier result" in str(source.cause)
+
+
+def test_a_transposed_result_is_found_by_its_order_in_memory(tmp_path):
+    run = read_record(record_heads(tmp_path / "run.drift", False))
+    scaled = next(operation for operation in run.operations if operation.name == "aten.mul")
+    (earlier,) = producers(run, scaled, 1)
+    assert earlier.name == "aten.addmm"
+    identity, shape, axes = run.stored_order(scaled.operands[0])
+    assert identity == earlier.results[0].identity and shape == (2, 8, 4, 4) and axes == (0, 2, 1, 3)
+    program = build_program(run, (earlier, scaled))
+    assert [node.kind for node in program.nodes if node.kind in ("reshape", "transpose")] == ["reshape", "transpose"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import cuda_on_cpu
 from support.assembling import ARCHITECTURES, assemble, assembled_here
-from support.drawn_ops import OPS
+from support.drawn_ops import FUSED, OPS
 from support.sampling import sample_cases
 
 import tcemu
@@ -118,19 +118,10 @@ def test_the_texts_compile(architecture, tmp_path):
         assemble(cuda_comparison.comparison_text(find_fused_call(FUSED[0])), architecture, tmp_path)
 
 
-FUSED = (  # the steps of one side are as long as the other's, or parts of them; tables of narrow formats
-    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_80", "sm_90a"),
-    ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "sm_75", "sm_90a"),
-    ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "sm_120", "sm_89"),
-    ("mma.sync.aligned.m16n8k16.row.col.f32.e5m2.e4m3.f32", "sm_120", "sm_120:terms=4"),
-    ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "sm_120a", "sm_120a:fraction_bits=20"),
-    ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32", "sm_70", "sm_90"),
-)
-
-
-def find_fused_call(compared):
-    models = tuple(get_implementation(compared[0], target).emulated for target in compared[1:])
-    return cuda_comparison.find_cuda_comparison(parsed(compared[0]), KINDS, models, True)
+def find_fused_call(compared) -> Any:
+    op, left, right = compared
+    models = get_implementation(op, left).emulated, get_implementation(op, right).emulated
+    return cuda_comparison.find_cuda_comparison(parsed(op), KINDS, models, True)
 
 
 @compiled_here

@@ -322,7 +322,8 @@ def _bias_codes(bias: ArrayLike, fmt: Format, hidden: float, shape: tuple[int, .
 
 def _kept_weights(call: _Call, dropout: AttentionDropout) -> tuple[np.ndarray, float]:
     """Return which weights dropout keeps, [batch, heads, queries, keys], and 1 / (1 - p) as the kernel rounds it, in f32."""
-    kept = attention_mask(call.backend, dropout, (*call.q.shape[:3], call.k.shape[2]))
+    batch, heads, queries, _ = call.q.shape
+    kept = attention_mask(call.backend, dropout, (batch, heads, queries, call.k.shape[2]))
     p = np.float32(dropout.probability)
     return kept, float(np.float32(1) / (np.float32(1) - p) if call.backend == "flash" else np.float32(1.0 / (1.0 - float(p))))
 

@@ -196,12 +196,13 @@ def fused_backward(
     wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (grad, out)]
     of_rows = _row_products_in_pairs if is_cudnn else partial(_row_products, threads, True)
     row_sums = by_rows(of_rows, *wide)
-    of_scores, of_values = None if is_cudnn else factors.scale, None
+    of_scores: np.ndarray | None = None if is_cudnn else factors.scale
+    of_values, kept = None, None
     if dropped is not None:
         kept, inverse, share = dropped
         kept = np.pad(kept, [(0, 0), (0, 0), (0, rows - queries), (0, blocks * tiles.keys - keys)]).reshape(batch * heads * rows, -1)
         row_sums = by_rows(lambda y: (Value(y) * share).codes, row_sums)
-        of_scores, of_values = (np.float32(np.float32(factor) * np.float32(inverse)).view(np.uint32) for factor in (scale, 1.0))
+        of_scores, of_values = (np.array(np.float32(factor) * np.float32(inverse)).view(np.uint32) for factor in (scale, 1.0))
     row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
     lse = padded(logsumexp[..., None], rows, INFINITY)
     q, grad = padded(q, rows), padded(grad, rows)
@@ -221,7 +222,7 @@ def fused_backward(
         p, ds = by_rows(
             lambda *x: gradients(fmt, factors, *x),
             flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
-            *(() if dropped is None else (kept[:, start : start + tiles.keys],)),
+            *(() if kept is None else (kept[:, start : start + tiles.keys],)),
         )  # fmt: skip
         p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
         of_v.append(product(by_query(p), turned_grad))

@@ -105,8 +105,8 @@ def _last_moments(codes: Array) -> Parts:
     parts = tree_moments(CHANNELS_LAST, last_tree(*codes.shape), codes)
     while parts[0].codes.shape[0] > 1:
         half = parts[0].codes.shape[0] // 2
-        first, second = ((Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None)))
-        parts = BATCH_NORM.join(DEVICE, tuple(first), tuple(second))
+        halves = [tuple(Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None))]
+        parts = BATCH_NORM.join(DEVICE, *halves)
     return parts
 
 

@@ -71,7 +71,8 @@ def _by_jax(equation: JaxprEqn) -> Callable[..., Any]:
 
     def compute(*operands: np.ndarray) -> Any:
         found = equation.primitive.bind(*functions, *operands, **options)
-        return found[0] if equation.primitive.multiple_results and len(found) == 1 else found
+        arrays = [np.asarray(x) for x in (found if equation.primitive.multiple_results else [found])]  # NumPy computes what follows
+        return arrays[0] if len(arrays) == 1 else arrays
 
     return compute
 

@@ -94,7 +94,7 @@ def launch_step(elements: int, gpu: str) -> int:
 
 def philox_words(seed: int, offset: int, threads: int) -> np.ndarray:
     """Return the next four words of each thread, uint32 [threads, 4]. offset: a multiple of 4."""
-    return _philox_of_counters(np.uint64(offset // WORDS), np.arange(threads, dtype=np.uint64), seed, ROUNDS)
+    return _philox_of_counters(np.array(offset // WORDS, np.uint64), np.arange(threads, dtype=np.uint64), seed, ROUNDS)
 
 
 def to_uniform(words: np.ndarray) -> np.ndarray:
