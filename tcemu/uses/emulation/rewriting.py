@@ -188,7 +188,7 @@ class Rewriter:
                 self.entries += _hidden_entries(equation, inner)
         if isinstance(rewritten, list):
             return rewritten
-        return bind_equation(equation, *(rewritten or (values,)))
+        return bind_equation(equation, values) if rewritten is None else bind_equation(equation, rewritten.operands, rewritten.params)
 
     def _evaluate_product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Any:
         product, key = self.survey.products[scope.path], scope.key

@@ -106,7 +106,7 @@ def _last_moments(codes: Array) -> Parts:
     while parts[0].codes.shape[0] > 1:
         half = parts[0].codes.shape[0] // 2
         halves = [tuple(Value(v.codes[own]) for v in parts) for own in (slice(half), slice(half, None))]
-        parts = BATCH_NORM.join(DEVICE, *halves)
+        parts = BATCH_NORM.join(DEVICE, *halves)  # type: ignore[arg-type]
     return parts
 
 
