@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 
 from tcemu.base.errors import NotModelled
@@ -118,13 +117,15 @@ def compile(
     leaves, tree = jax.tree.flatten(args)
     device = _described_device(description or device_description(gpu))
     sharding = jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in map(jax.typeof, map(_as_array, leaves))]
+    types = [jax.typeof(_as_array(x)) for x in leaves]
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type) for x in types]
     named = update_wrapper(lambda *leaves: fn(*jax.tree.unflatten(tree, leaves)), fn)
     with contextlib.ExitStack() as stack:
         kept = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if any(kept.glob("*")):
             raise ValueError(f"folder={str(kept)!r}: expected a folder that is empty or not there; nothing is overwritten")
-        lowered = jax.jit(named, keep_unused=True).trace(*avals).lower(lowering_platforms=("cuda",))
+        place = {} if avals else {"out_shardings": sharding}  # arguments bring the device with them
+        lowered = jax.jit(named, keep_unused=True, **place).trace(*avals).lower(lowering_platforms=("cuda",))
         lowered.compile(compiler_options={**DUMP, **(options or {}), "xla_dump_to": str(kept)})
         (program,) = read(kept, target=gpu)
     return program
@@ -134,7 +135,7 @@ class Emulated:
     """A function whose calls run as XLA compiles them for a GPU. Made by `emulate`.
 
     Attributes:
-        programs: The compiled programs, by the types of the arguments.
+        programs: The compiled programs, by the types of the arguments and JAX's settings.
     """
 
     def __init__(self, fn: Callable, settings: Mapping[str, Any], checked: bool) -> None:
@@ -144,15 +145,15 @@ class Emulated:
         update_wrapper(self, fn)
 
     def __call__(self, *args: Any) -> Any:
-        """Compute the function's result, in arrays of NumPy."""
+        """Compute the function's result, in arrays of NumPy. Random keys in it are their words."""
         leaves, tree = jax.tree.flatten(args)
         arrays = [_as_array(x) for x in leaves]
-        key = tree, tuple((x.shape, x.dtype) for x in arrays)
+        key = tree, tuple(map(jax.typeof, arrays)), jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
         if key not in self.programs:
             shape = jax.eval_shape(self.fn, *jax.tree.unflatten(tree, arrays))
             self.programs[key] = compile(self.fn, *jax.tree.unflatten(tree, arrays), **self.settings), jax.tree.structure(shape)
         program, results = self.programs[key]
-        found, self._last = program.run(*arrays, checked=self.checked)
+        found, self._last = program.run(*map(_words, arrays), checked=self.checked)
         return jax.tree.unflatten(results, jax.tree.leaves(found))
 
     def report(self) -> StepReport:
@@ -191,7 +192,13 @@ def emulate(
 
 
 def _as_array(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+    """Return an argument as `jax.jit` takes it: without x64 mode in 32 bits, and Python's numbers of a weak type."""
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)
+
+
+def _words(x: Any) -> Any:
+    """Return an array, and of a random key its words, which the program takes."""
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def _described_device(description: str) -> Any:
