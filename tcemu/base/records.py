@@ -26,16 +26,7 @@ def check_choice(name: str, value: Any, expected: Iterable[Any]) -> None:
 
 
 class Record:
-    """The operations of a run, with their values on request.
-
-    Attributes:
-        name: Name of the file, or "memory".
-        framework: Framework and version, as the recorder wrote it.
-        environment: What the choice of kernels depends on: versions, GPU, driver, switches; {} in records of older recorders.
-        operations: The operations in order.
-        complete: True if the run closed the record. The record of a killed run has all operations that were written completely.
-        absorbed: Numbers of the operations that are parts of one that stands in another place.
-    """
+    """The base of frozen dataclasses that users make. A constructor calls `check_fields`."""
 
     def check_fields(self, *, flags: str = "", counts: str = "", optional_counts: str = "", **choices: Iterable[Any]) -> None:
         """Check fields for a constructor.

@@ -256,7 +256,7 @@ def parse_literal(shape: ArrayShape, text: str) -> np.ndarray:
     if shape.dtype.kind in "biu":
         values = [match[0] == "true" if match[0] in ("true", "false") else int(match[0]) for match in found]
         return np.array(values).astype(shape.dtype).reshape(shape.sizes)
-    part = np.empty(0, shape.dtype).real.dtype if shape.dtype.kind == "c" else shape.dtype
+    part = np.real(np.empty(0, shape.dtype)).dtype if shape.dtype.kind == "c" else shape.dtype
     numbers = np.array([np.nan if match["payload"] else float(match[0]) for match in found]).astype(part)
     codes, infinity = (x.view(f"u{part.itemsize}") for x in (numbers, np.full(1, np.inf).astype(part)))
     for place, match in enumerate(found):

@@ -259,6 +259,19 @@ def test_arguments_are_those_of_jit(function, operands):
         assert x.dtype == y.dtype and np.array_equal(x, y)
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: jax.lax.dot(x, x, preferred_element_type=jnp.int32), "of int8, for which XLA takes 16 .* every result is doubled"),
+        (lambda x: jax.pure_callback(np.sin, x, x), "calls of Python"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compiled_is_named(function, message):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's CUDA plugin is not installed: the extra `xla`")
+    with pytest.raises(NotModelled, match=message):
+        tcemu.xla.compile(function, np.ones((16, 16), np.int8), gpu="H200")
+
+
 def test_settings_have_programs_of_their_own():
     pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's CUDA plugin is not installed: the extra `xla`")
     emulated = tcemu.xla.emulate(lambda x: x * 2, gpu="H200")
