@@ -26,7 +26,7 @@ def check_choice(name: str, value: Any, expected: Iterable[Any]) -> None:
 
 
 class Record:
-    """The base of frozen dataclasses that users make. A constructor calls `check_fields`."""
+    """Base class of frozen dataclasses that users make."""
 
     def check_fields(self, *, flags: str = "", counts: str = "", optional_counts: str = "", **choices: Iterable[Any]) -> None:
         """Check fields for a constructor.
