@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import update_wrapper
@@ -21,10 +22,13 @@ import numpy as np
 from jax.experimental import topologies
 
 from tcemu.base.errors import NotModelled
+from tcemu.kernels.xla.hlo_text import ArrayShape
 from tcemu.kernels.xla.xla_programs import StepReport, XlaProgram, read
 
 PLUGINS = ("xla_cuda13", "xla_cuda12")
 SKIP_LIBRARIES = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"  # JAX's own variable: the plugin then needs no cuDNN, which the compiler does not use
+TILE, INTEGER_K = re.compile(r'"sizes":\["(\d+)"\]'), 32  # of a product along K; K of mma for 8-bit integers
+SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")  # of JAX, on which a program depends
 DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_large_constants": True, "xla_dump_emitter_re": "ptx"}
 
 
@@ -118,23 +122,47 @@ def compile(
     leaves, tree = jax.tree.flatten(args)
     device = _described_device(description or device_description(gpu))
     sharding = jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in map(jax.typeof, map(_as_array, leaves))]
+    types = [jax.typeof(_as_array(x)) for x in leaves]
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type) for x in types]
     named = update_wrapper(lambda *leaves: fn(*jax.tree.unflatten(tree, leaves)), fn)
     with contextlib.ExitStack() as stack:
         kept = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if any(kept.glob("*")):
             raise ValueError(f"folder={str(kept)!r}: expected a folder that is empty or not there; nothing is overwritten")
-        lowered = jax.jit(named, keep_unused=True).trace(*avals).lower(lowering_platforms=("cuda",))
+        place: dict[str, Any] = {} if avals else {"out_shardings": sharding}  # arguments bring the device with them
+        traced = jax.jit(named, keep_unused=True, **place).trace(*avals)
+        try:
+            lowered = traced.lower(lowering_platforms=("cuda",))
+        except RuntimeError as error:  # a callback asks for the GPU
+            raise NotModelled(
+                f"calls of Python, as jax.pure_callback and jax.debug.print, need the GPU itself; leave them out: {error}"
+            ) from error
         lowered.compile(compiler_options={**DUMP, **(options or {}), "xla_dump_to": str(kept)})
         (program,) = read(kept, target=gpu)
+    _refuse_short_tiles(program)
     return program
+
+
+def _refuse_short_tiles(program: XlaProgram) -> None:
+    """Raise NotModelled for products of 8-bit integers whose tile is shorter along K than their instruction."""
+    for body in program.module.computations.values():
+        dtypes = {each.name: each.shape.dtype for each in body if isinstance(each.shape, ArrayShape)}
+        for each in body:
+            tile = TILE.search(each.attributes) if each.opcode == "dot" else None
+            if tile and int(tile[1]) < INTEGER_K and any(dtypes[operand.name] in (np.int8, np.uint8) for operand in each.operands):
+                what = f"{program.name}: {each.name} is a product of {dtypes[each.operands[0].name]}"
+                raise NotModelled(
+                    f"{what}, for which XLA takes {tile[1]} elements of K at a time unless it times kernels. Their instruction takes "
+                    f"{INTEGER_K}, and Triton's kernel gives it each element twice, so that every result is doubled. Multiply in int32, or "
+                    "read the dump of a GPU"
+                )
 
 
 class Emulated:
     """A function whose calls run as XLA compiles them for a GPU. Made by `emulate`.
 
     Attributes:
-        programs: The compiled programs, by the types of the arguments.
+        programs: The compiled programs, by the types of the arguments and JAX's settings.
     """
 
     def __init__(self, fn: Callable, settings: Mapping[str, Any], checked: bool) -> None:
@@ -144,15 +172,15 @@ class Emulated:
         update_wrapper(self, fn)
 
     def __call__(self, *args: Any) -> Any:
-        """Compute the function's result, in arrays of NumPy."""
+        """Compute the function's result, in arrays of NumPy. Random keys in it are their words."""
         leaves, tree = jax.tree.flatten(args)
         arrays = [_as_array(x) for x in leaves]
-        key = tree, tuple((x.shape, x.dtype) for x in arrays)
+        key = tree, tuple(map(jax.typeof, arrays)), tuple(getattr(jax.config, name) for name in SETTINGS)
         if key not in self.programs:
             shape = jax.eval_shape(self.fn, *jax.tree.unflatten(tree, arrays))
             self.programs[key] = compile(self.fn, *jax.tree.unflatten(tree, arrays), **self.settings), jax.tree.structure(shape)
         program, results = self.programs[key]
-        found, self._last = program.run(*arrays, checked=self.checked)
+        found, self._last = program.run(*map(_words, arrays), checked=self.checked)
         return jax.tree.unflatten(results, jax.tree.leaves(found))
 
     def report(self) -> StepReport:
@@ -191,7 +219,13 @@ def emulate(
 
 
 def _as_array(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+    """Return an argument as `jax.jit` takes it: without x64 mode in 32 bits, and Python's numbers of a weak type."""
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x)
+
+
+def _words(x: Any) -> Any:
+    """Return an array, and of a random key its words, which the program takes."""
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def _described_device(description: str) -> Any:

@@ -34,6 +34,7 @@ LAUNCH = re.compile(
     r"(?P<kernel>\S+) grid: \[(?P<grid>[\d, ]+)\] threads: \[(?P<block>[\d, ]+)\](?: cluster: \[(?P<cluster>[\d, ]+)\])?"
     r"\s+shared_memory: (?P<shared>\d+) bytes"
 )
+NUMBER = re.compile(r"(?P<sign>-)?nan\((?P<payload>0x[\da-fA-F]+)\)|[^\s{},()]+")  # a NaN that is not the usual one has its fraction
 ANNOTATED = re.compile(r'profile_annotation: "(?P<name>[^"]*)"\s+thunk_id: (?P<number>\d+)')
 
 
@@ -251,11 +252,14 @@ def parse_literal(shape: ArrayShape, text: str) -> np.ndarray:
     """
     if "..." in text:
         raise NotModelled("the dump leaves out the elements of large constants: make it with --xla_dump_large_constants")
-    words = re.findall(r"\([^)]*\)|[^\s{},()]+", re.sub(r"/\*.*?\*/", "", text))
-    if shape.dtype.kind == "c":
-        values: list[Any] = [complex(*map(float, word.strip("()").split(","))) for word in words]
-    elif shape.dtype.kind in "biu":
-        values = [word == "true" if word in ("true", "false") else int(word) for word in words]
-    else:
-        values = [float(word) for word in words]
-    return np.array(values).astype(shape.dtype).reshape(shape.sizes)
+    found = [*NUMBER.finditer(re.sub(r"/\*.*?\*/", "", text))]
+    if shape.dtype.kind in "biu":
+        values = [match[0] == "true" if match[0] in ("true", "false") else int(match[0]) for match in found]
+        return np.array(values).astype(shape.dtype).reshape(shape.sizes)
+    part = np.real(np.empty(0, shape.dtype)).dtype if shape.dtype.kind == "c" else shape.dtype
+    numbers = np.array([np.nan if match["payload"] else float(match[0]) for match in found]).astype(part)
+    codes, infinity = (x.view(f"u{part.itemsize}") for x in (numbers, np.full(1, np.inf).astype(part)))
+    for place, match in enumerate(found):
+        if match["payload"]:
+            codes[place] = int(infinity[0]) | int(match["payload"], 16) | (match["sign"] is not None) << 8 * part.itemsize - 1
+    return numbers.view(shape.dtype).reshape(shape.sizes)

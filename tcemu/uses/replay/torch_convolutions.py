@@ -140,8 +140,8 @@ def convolution(
     """
     x, weight, added = jnp.asarray(x), jnp.asarray(weight), None if bias is None else jnp.asarray(bias)
     axes = x.ndim - 2
-    fits = 1 <= axes <= 3 and weight.ndim == x.ndim and x.shape[1] == weight.shape[1] * groups and weight.shape[0] % groups == 0
-    if not fits or x.dtype != weight.dtype:
+    fits = 1 <= axes <= 3 and weight.ndim == x.ndim and groups >= 1
+    if not fits or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups or x.dtype != weight.dtype:
         raise ValueError(
             f"{x.dtype}{list(x.shape)} and {weight.dtype}{list(weight.shape)} in {groups} groups: expected [B, C, ...] and "
             "[O, C / groups, ...] in one dtype, with one to three further axes"
@@ -152,6 +152,11 @@ def convolution(
     steps, zeros, spread = (tuple(default if given is None else given) for given, default in (
         (stride, (1,) * axes), (padding, (0,) * axes), (dilation, (1,) * axes),
     ))  # fmt: skip
+    if any(len(each) != axes for each in (steps, zeros, spread)) or min(*steps, *spread) < 1 or min(zeros) < 0:
+        raise ValueError(
+            f"stride={list(steps)}, padding={list(zeros)}, dilation={list(spread)}: expected a number for each of {axes} axes, strides and "
+            "dilations of 1 or more, paddings of 0 or more"
+        )
     call = TorchProduct(jnp.dtype(x.dtype).name, 1, channels * math.prod(window), outputs)
     check_product(call)
     x = jnp.pad(x, [(0, 0), (0, 0), *((zero, zero) for zero in zeros)])
@@ -162,6 +167,8 @@ def convolution(
         x = x.reshape(*x.shape[: 2 + 2 * axis], *places.shape, *x.shape[3 + 2 * axis :])
     batch, _, *sizes = x.shape
     places = batch * math.prod(sizes[::2])
+    if not places:
+        return jnp.zeros((batch, outputs, *sizes[::2]), x.dtype)
     kind = choose_convolution(ConvolutionCall(call.dtype, channels, outputs, groups, tuple(window), places, tf32))
     laid = x.reshape(batch, groups, channels, *sizes)
     taken, placed = (tuple(range(start, 3 + 2 * axes, 2)) for start in (4, 3))

@@ -13,7 +13,7 @@ import pytest
 import tcemu.xla
 from tcemu.base.errors import NotModelled
 from tcemu.kernels.xla.element_moves import evaluate_movement
-from tcemu.kernels.xla.hlo_text import ArrayShape, Slice, Thunk, parse_buffers, parse_literal, parse_module, parse_thunks
+from tcemu.kernels.xla.hlo_text import DTYPES, ArrayShape, Slice, Thunk, parse_buffers, parse_literal, parse_module, parse_thunks
 
 TESTS = Path(__file__).parents[2]
 RECORDED = TESTS / "golden" / "xla_h200.tar.xz"
@@ -164,11 +164,24 @@ def test_instructions():
     ],
 )  # fmt: skip
 def test_constants(dtype, text, wanted):
-    from tcemu.kernels.xla.hlo_text import DTYPES
-
     wanted = np.array(wanted, DTYPES[dtype])
     found = parse_literal(ArrayShape(np.dtype(DTYPES[dtype]), wanted.shape, tuple(range(wanted.ndim))), text)
     assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "codes"),
+    [
+        ("f32", "{nan(0x400001), -nan, nan(0x1), -nan(0x1), -0}", [0x7FC00001, 0xFFC00000, 0x7F800001, 0xFF800001, 1 << 31]),
+        ("bf16", "{nan(0x1), 1}", [0x7F81, 0x3F80]), ("f8e5m2", "{-nan(0x1), inf}", [0xFD, 0x7C]), ("f8e4m3fn", "{nan, -2}", [0x7F, 0xC0]),
+        ("c64", "{(nan(0x1), -0), (2, -inf)}", [0x800000007F800001, 0xFF80000040000000]), ("f32", "{}", []),
+    ],
+)  # fmt: skip
+def test_the_codes_of_constants(dtype, text, codes):
+    """XLA writes the fraction of a NaN that is not the usual one."""
+    kind = np.dtype(DTYPES[dtype])
+    found = parse_literal(ArrayShape(kind, (len(codes),), (0,)), text)
+    assert found.dtype == kind and found.view(f"u{kind.itemsize}").tolist() == codes
 
 
 def test_a_constant_that_the_dump_leaves_out():
@@ -224,6 +237,48 @@ def test_a_function_without_a_gpu(tmp_path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(ValueError, match="nothing is overwritten"):
         tcemu.xla.compile(jnp.sin, x, gpu="H200", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"),
+    [
+        (lambda: (jnp.arange(7) * 3, None), ()), (lambda x, n: x * n, (np.arange(5, dtype=np.int8), 3)),
+        (lambda x, n: x * n, (np.arange(5).astype(ml_dtypes.bfloat16), 2.0)), (lambda x: x + 1, (np.arange(5),)),
+        (lambda x, y: x * y, (np.arange(4.0), np.float64(0.5))), (lambda key: jax.random.bits(key, (3,)), (jax.random.key(5),)),
+        (lambda x: jax.lax.bitcast_convert_type(jnp.where(x > 0, np.uint32([0x7FC00001, 0xFF800001]).view(np.float32), 1), jnp.int32),
+         (np.int32([1, 1]),)),
+    ],
+)  # fmt: skip
+def test_arguments_are_those_of_jit(function, operands):
+    """Python's numbers take the dtype of what they meet, 64 bits become 32, and a function may have no arguments: as `jax.jit`."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's CUDA plugin is not installed: the extra `xla`")
+    emulated = tcemu.xla.emulate(function, gpu="H200")
+    found, wanted = emulated(*operands), jax.jit(function)(*operands)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert x.dtype == y.dtype and np.array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: jax.lax.dot(x, x, preferred_element_type=jnp.int32), "of int8, for which XLA takes 16 .* every result is doubled"),
+        (lambda x: jax.pure_callback(np.sin, x, x), "calls of Python"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compiled_is_named(function, message):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's CUDA plugin is not installed: the extra `xla`")
+    with pytest.raises(NotModelled, match=message):
+        tcemu.xla.compile(function, np.ones((16, 16), np.int8), gpu="H200")
+
+
+def test_settings_have_programs_of_their_own():
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's CUDA plugin is not installed: the extra `xla`")
+    emulated = tcemu.xla.emulate(lambda x: x * 2, gpu="H200")
+    assert emulated(np.arange(3.0)).dtype == np.float32
+    with jax.enable_x64(True):
+        assert emulated(np.arange(3.0)).dtype == np.float64
+    assert emulated(np.float32(1)).dtype == np.float32 and len(emulated.programs) == 3
 
 
 def test_without_the_plugin(monkeypatch):

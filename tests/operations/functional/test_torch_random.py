@@ -79,6 +79,10 @@ def test_a_launch_has_as_many_threads_as_run_at_a_time():
     assert launch_step(132 * 2048 * 4, "H200") == 4 and launch_step(132 * 2048 * 4 + 1, "H200") == 8
 
 
+def test_no_elements_take_no_numbers():
+    assert launch_step(0, "H200") == 0 and uniform_numbers(7, 0, 0).shape == dropout_mask(7, 0, 0, 0.5, vector=4).shape == (0,)
+
+
 def test_single_elements_are_a_launch_apart_and_vectors_are_neighbours():
     words = uniform_numbers(7, 0, 4 * 256, vector=4)
     single = uniform_numbers(7, 0, 1024)  # four blocks: all elements take the first number of their thread

@@ -123,3 +123,22 @@ def test_what_is_not_known_or_does_not_fit_is_refused():
     for bias in (np.ones(1, np.float16), np.ones(4, np.float32)):
         with pytest.raises(ValueError, match=r"bias: got .*; expected float16\[4\]"):
             convolution(x, np.ones((4, 3, 4, 4), np.float16), bias)
+
+
+@pytest.mark.parametrize(("channels", "groups", "dtype"), [(3, 1, np.float32), (32, 1, ml_dtypes.bfloat16), (4, 4, np.float32)])
+def test_a_batch_of_no_images_is_empty(channels, groups, dtype):
+    x, weight, bias = (np.zeros(shape, dtype) for shape in ((0, channels, 8, 7), (4, channels // groups, 3, 3), 4))
+    found = convolution(x, weight, bias, groups=groups)
+    assert found.shape == (0, 4, 6, 5) and found.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": (1,)}, r"stride=\[1\].*each of 2 axes"), ({"stride": (0, 1)}, "1 or more"), ({"padding": (-1, 1)}, "0 or more"),
+        ({"dilation": (1, 0)}, "dilation="), ({"groups": 0}, "in 0 groups"),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_convolution_has(options, message):
+    with pytest.raises(ValueError, match=message):
+        convolution(np.zeros((1, 3, 8, 8), np.float32), np.zeros((4, 3, 3, 3), np.float32), **options)

@@ -88,8 +88,8 @@ def count_threads(elements: int, gpu: str) -> int:
 
 
 def launch_step(elements: int, gpu: str) -> int:
-    """Return by how much a launch over some elements moves the generator's offset."""
-    return ((elements - 1) // (count_threads(elements, gpu) * WORDS) + 1) * WORDS
+    """Return by how much a launch over some elements moves the generator's offset. Nothing is launched for no elements."""
+    return -(-elements // max(count_threads(elements, gpu) * WORDS, 1)) * WORDS
 
 
 def philox_words(seed: int, offset: int, threads: int) -> np.ndarray:
@@ -113,7 +113,7 @@ def uniform_numbers(seed: int, offset: int, elements: int, *, vector: int = 1, g
         gpu: "H100" or "H200".
     """
     threads, found = count_threads(elements, gpu), []
-    each = threads * (WORDS if vector == 1 else vector)  # elements of one iteration
+    each = max(threads * (WORDS if vector == 1 else vector), 1)  # elements of one iteration
     for _ in range(0, elements, each):
         if vector == 1:
             found.append(to_uniform(philox_words(seed, offset, threads)).T.reshape(-1))
