@@ -136,6 +136,7 @@ STATE = AdamState(np.zeros(5, np.float32), np.zeros(5, np.float32))
         (lambda: elementwise("exp", np.ones(3, np.int32)), "expected operands of one of bf16, f16 and f32"),
         (lambda: reduce("cumsum", np.ones(3, np.float32)), "cumsum: no order is known"),
         (lambda: reduce("sum", np.ones(3, np.float32), gpu="B200"), "B200"),
+        (lambda: reduce("sum", np.ones((3, 0), np.float32)), "a reduction of no elements"),
         (lambda: vector_norm(np.ones(3, np.float32), 0.0), "order 0.0"),
         (lambda: softmax(np.ones((2, 3), np.int32)), "expected bf16, f16 or f32"),
         (lambda: cumsum(np.ones((1, 9), np.float32)), "got one row"),

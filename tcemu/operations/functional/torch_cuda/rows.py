@@ -75,7 +75,7 @@ def reduce(name: str, x: ArrayLike, axis: int | tuple[int, ...] | None = -1, *, 
         An array without the axes.
 
     Raises:
-        NotModelled: The operator has no row, the dtype or the GPU is another one.
+        NotModelled: The operator has no row, the dtype or the GPU is another one, an axis of no elements is reduced.
     """
     if name not in ROW_OPERATORS:
         raise NotModelled(f"{name}: no order is known of it; known are {', '.join(ROW_OPERATORS)} (torch_cuda/rows.py, ROW_OPERATORS)")
@@ -99,6 +99,8 @@ class Terms(NamedTuple):
         rank = codes.ndim
         given = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
         layout = reduce_layout(codes.shape, tuple(sorted({i % rank for i in given})) if rank else ())
+        if not layout.terms:
+            raise NotModelled(f"got an array of {codes.shape}; a reduction of no elements has no order (torch_cuda/rows.py)")
         order = (*layout.reduced, *layout.kept)
         return cls(codes.transpose(order).reshape(layout.terms, -1), layout, tuple(codes.shape[i] for i in layout.kept))
 
