@@ -21,7 +21,8 @@ def check_positive_integers(*, optional: bool = False, **values: Any) -> None:
 
 def check_choice(name: str, value: Any, expected: Iterable[Any]) -> None:
     """Raise ValueError unless the value is one of the expected ones."""
-    if value not in (expected := tuple(expected)):
+    expected = tuple(expected)
+    if isinstance(value, np.ndarray) or value not in expected:  # an array has no single answer
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, expected))}")
 
 

@@ -250,7 +250,8 @@ def test_a_recipe_that_cannot_be_is_named(changes, said):
     "fields",
     [
         {"scaling": 1}, {"scale": None}, {"rounding": None}, {"rounding": 0}, {"saturate": 2}, {"saturate": "no"}, {"rule": 1},
-        {"scaling": ["row"]}, {"scaling": "block", "block": (True, 128)}, {"scaling": "block", "block": (1, 128.0)},
+        {"scaling": ["row"]}, {"scaling": np.zeros(2)}, {"scaling": "block", "block": (True, 128)},
+        {"scaling": "block", "block": (1, 128.0)},
         {"scaling": "block", "block": (np.int64(0), 128)}, {"scaling": "block", "block": [1, 128]},
     ],
 )  # fmt: skip
