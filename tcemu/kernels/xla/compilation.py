@@ -33,7 +33,7 @@ DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_large_constants": True, "xla_dum
 
 
 class Device(NamedTuple):
-    """What XLA's compiler asks of a GPU, besides what all of its architecture have."""
+    """A GPU as XLA's compiler needs it described: the facts that GPUs of one architecture do not share."""
 
     name: str
     capability: str
@@ -119,6 +119,13 @@ def compile(
     Raises:
         NotModelled: There is no description of the GPU, JAX has no CUDA plugin here, or the program has a part that is not known.
     """
+    return _compile(fn, args, gpu, description, options, folder)[0]
+
+
+def _compile(
+    fn: Callable, args: Any, gpu: str, description: str | None, options: Mapping[str, Any] | None, folder: str | Path | None = None
+) -> tuple[XlaProgram, Any]:
+    """Return the program, and the structure of the function's result."""
     leaves, tree = jax.tree.flatten(args)
     device = _described_device(description or device_description(gpu))
     sharding = jax.sharding.SingleDeviceSharding(device)
@@ -140,7 +147,7 @@ def compile(
         lowered.compile(compiler_options={**DUMP, **(options or {}), "xla_dump_to": str(kept)})
         (program,) = read(kept, target=gpu)
     _refuse_short_tiles(program)
-    return program
+    return program, lowered.out_tree
 
 
 def _refuse_short_tiles(program: XlaProgram) -> None:
@@ -153,8 +160,8 @@ def _refuse_short_tiles(program: XlaProgram) -> None:
                 what = f"{program.name}: {each.name} is a product of {dtypes[each.operands[0].name]}"
                 raise NotModelled(
                     f"{what}, for which XLA takes {tile[1]} elements of K at a time unless it times kernels. Their instruction takes "
-                    f"{INTEGER_K}, and Triton's kernel gives it each element twice, so that every result is doubled. Multiply in int32, or "
-                    "read the dump of a GPU"
+                    f"{INTEGER_K}, and the kernel's PTX gives it each element twice, so that every result is doubled; no GPU's words "
+                    "are known. Multiply in int32, or read the dump of a GPU"
                 )
 
 
@@ -162,7 +169,7 @@ class Emulated:
     """A function whose calls run as XLA compiles them for a GPU. Made by `emulate`.
 
     Attributes:
-        programs: The compiled programs, by the types of the arguments and JAX's settings.
+        programs: The compiled programs, each with the structure of its result, by the types of the arguments and JAX's settings.
     """
 
     def __init__(self, fn: Callable, settings: Mapping[str, Any], checked: bool) -> None:
@@ -177,8 +184,7 @@ class Emulated:
         arrays = [_as_array(x) for x in leaves]
         key = tree, tuple(map(jax.typeof, arrays)), tuple(getattr(jax.config, name) for name in SETTINGS)
         if key not in self.programs:
-            shape = jax.eval_shape(self.fn, *jax.tree.unflatten(tree, arrays))
-            self.programs[key] = compile(self.fn, *jax.tree.unflatten(tree, arrays), **self.settings), jax.tree.structure(shape)
+            self.programs[key] = _compile(self.fn, jax.tree.unflatten(tree, arrays), **self.settings)
         program, results = self.programs[key]
         found, self._last = program.run(*map(_words, arrays), checked=self.checked)
         return jax.tree.unflatten(results, jax.tree.leaves(found))

@@ -297,7 +297,7 @@ class _Machine:
         began, doubts = time.perf_counter(), ()
         if thunk.kernel:
             doubts = self.launch(thunk, [*operands, *results])
-        elif thunk.kind in ("kCopy", "kCopyThunk", "kDeviceToDeviceCopy"):
+        elif thunk.kind == "kCopy":
             for source, target in zip(operands, results, strict=False):
                 self.bytes(target)[:] = self.bytes(source)[: target.size]
         elif thunk.kind in ("kMemzero", "kMemset32BitValue"):
