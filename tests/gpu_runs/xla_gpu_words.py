@@ -1,7 +1,8 @@
 # ruff: noqa: E402
 """Words of XLA:GPU: elementwise functions over codes, reductions, softmax and norms, products; with XLA's HLO and PTX.
 
-python xla_gpu_words.py OUT     on a machine with a GPU: OUT/words.npz, OUT/facts.json, OUT/dump.tar.xz
+python xla_gpu_words.py OUT               on a machine with a GPU: OUT/words.npz, OUT/facts.json, OUT/dump.tar.xz
+python xla_gpu_words.py --compare OUT     anywhere: the same functions compiled and run by tcemu.xla, which must give OUT's digests
 """
 
 import hashlib
@@ -73,6 +74,29 @@ def cases():
             yield f"dot_{dtype}_{m}x{k}x{n}", jnp.dot, operands
 
 
+def describe(found):
+    """Dtype, shape and digest of a result, and the words of it that are kept."""
+    raw = np.ascontiguousarray(found).view(np.uint16 if found.dtype.itemsize == 2 else np.uint32).reshape(-1)
+    fact = [str(found.dtype), list(found.shape), hashlib.sha256(raw.tobytes()).hexdigest()[:24]]
+    return fact, raw[::16] if raw.size == 1 << 16 and found.dtype.itemsize == 4 else raw[: 1 << 16]
+
+
+def compare(folder):
+    """Print the functions whose words are others, and count the words of those that are equal."""
+    import tcemu.xla
+
+    recorded, words, equal, count = json.loads((folder / "facts.json").read_text())["cases"], np.load(folder / "words.npz"), 0, 0
+    for name, function, operands in cases():
+        program = tcemu.xla.compile(function, *operands, gpu="H200")
+        fact, own = describe(np.asarray(program.run(*map(jnp.asarray, operands))[0]))
+        if fact == recorded[name]:
+            equal, count = equal + 1, count + int(np.prod(fact[1]))
+        else:
+            print(f"{name}: {int((own != words[name]).sum())} of {own.size} words differ", flush=True)
+    print(f"0 of {count:,} words differ in {equal} of {len(recorded)} functions")
+    return int(equal < len(recorded))
+
+
 def main(out):
     out.mkdir(parents=True, exist_ok=True)
     words, facts = {}, {"jax": jax.__version__, "device": str(jax.devices()[0].device_kind), "platform": jax.default_backend(), "cases": {}}
@@ -83,10 +107,7 @@ def main(out):
         try:
             named = lambda *x, function=function: function(*x)
             named.__name__ = name
-            found = np.asarray(jax.jit(named)(*operands))
-            raw = np.ascontiguousarray(found).view(np.uint16 if found.dtype.itemsize == 2 else np.uint32).reshape(-1)
-            facts["cases"][name] = [str(found.dtype), list(found.shape), hashlib.sha256(raw.tobytes()).hexdigest()[:24]]
-            words[name] = raw[::16] if raw.size == 1 << 16 and found.dtype.itemsize == 4 else raw[: 1 << 16]
+            facts["cases"][name], words[name] = describe(np.asarray(jax.jit(named)(*operands)))
         except Exception as error:
             facts["cases"][name] = traceback.format_exception_only(error)[-1][:300]
     np.savez_compressed(out / "words.npz", **words)
@@ -103,4 +124,6 @@ def main(out):
 
 BEGAN = time.time()
 if __name__ == "__main__":
+    if sys.argv[1] == "--compare":
+        sys.exit(compare(pathlib.Path(sys.argv[2])))
     main(pathlib.Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 python xla_programs.py OUT untimed     on a machine with a GPU: OUT/words.npz, OUT/facts.json, OUT/dump.tar.xz
 python xla_programs.py OUT2 default    in a process of its own: what XLA has timed it keeps until the process ends
+python xla_programs.py --between FOLDER FOLDER2     words and launches of two recordings that differ, by function
 python xla_programs.py --compare FOLDER [--gpu H200]     the same functions by tcemu.xla: words that differ from FOLDER's, by function
 """
 
@@ -152,6 +153,26 @@ def record(out: Path, only: str) -> None:
     print(facts["jax"], facts["device"], len(found), "results")
 
 
+def launches(folder: Path) -> dict[str, str]:
+    """The steps of the runtime by program."""
+    with tarfile.open(folder / "dump.tar.xz") as archive:
+        return {
+            member.name.partition("/")[0]: archive.extractfile(member).read().decode()
+            for member in archive.getmembers()
+            if member.name.endswith("thunk_sequence.txt")
+        }
+
+
+def between(one: Path, other: Path) -> int:
+    """Print what XLA chose and computed otherwise in a second process."""
+    x, y, steps, again = np.load(one / "words.npz"), np.load(other / "words.npz"), launches(one), launches(other)
+    for program in sorted(steps.keys() & again.keys()):
+        names = [name for name in x.files if name.rpartition(".")[0] == program]
+        wrong, count = sum(int((x[name] != y[name]).sum()) for name in names), sum(x[name].size for name in names)
+        print(f"{program}: {wrong} of {count} words differ, {'equal' if steps[program] == again[program] else 'other'} launches")
+    return 0
+
+
 def compare(folder: Path, gpu: str) -> int:
     """Count the words that differ: by tcemu's own compilation from both recordings, and by the recorded dump of XLA's defaults."""
     import tcemu.xla
@@ -183,6 +204,8 @@ def compare(folder: Path, gpu: str) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--between":
+        sys.exit(between(Path(sys.argv[2]), Path(sys.argv[3])))
     if sys.argv[1] == "--compare":
         sys.exit(compare(Path(sys.argv[2]), sys.argv[4] if len(sys.argv) > 4 else "H200"))
     record(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")
