@@ -12,7 +12,7 @@ INFINITE = ("nan", "+inf", "-inf")  # numbers that JSON lacks, as `tcemu.base.re
 
 
 class Codec(NamedTuple):
-    """How the values of one annotation are saved."""
+    """A way to save the values of one annotation."""
 
     write: Callable[[Any], Any]  # to plain values
     read: Callable[[Any], Any]  # from plain values, which are not trusted
@@ -26,7 +26,7 @@ def to_plain(value: Any, codecs: Codecs | None = None) -> Any:
 
     Args:
         value: A record, or a list, tuple or mapping with some.
-        codecs: How fields of some annotations are saved.
+        codecs: Ways to save the fields of some annotations.
     """
     if is_dataclass(value) or hasattr(value, "_fields"):
         types, written = field_types(type(value)), codecs or {}
@@ -55,7 +55,7 @@ def from_plain(name: str, kind: Any, data: Any, codecs: Codecs | None = None) ->
         name: Name of the value in messages.
         kind: Its type: a record, int, float, str, bool, a Literal, a list, tuple or mapping of such types, a union of them, or Any.
         data: The plain values.
-        codecs: How fields of some annotations are saved.
+        codecs: Ways to save the fields of some annotations.
 
     Raises:
         DamagedFile: They are no value of this type.

@@ -136,12 +136,12 @@ class Fragment:
     @property
     def elements(self) -> int:
         """Number of elements in one lane, copies included."""
-        return self._sizes_of(self.layout.fragment_axes)[1]
+        return self._side_sizes(self.layout.fragment_axes)[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Axes of the matrix: rows and columns, after any leading axes of the layout."""
-        return self._sizes_of(self._matrix_axes)
+        return self._side_sizes(self._matrix_axes)
 
     @property
     def rows(self) -> int:
@@ -213,7 +213,7 @@ class Fragment:
         *lead, rows, columns = (f"({' '.join(group)})" for group in _groups(self.layout.matrix_axes))
         return " ".join([*lead, columns, rows])
 
-    def _sizes_of(self, side: str) -> tuple[int, ...]:
+    def _side_sizes(self, side: str) -> tuple[int, ...]:
         sizes = dict(self.sizes)
         return tuple(math.prod(sizes[digit] for digit in group) for group in _groups(side))
 

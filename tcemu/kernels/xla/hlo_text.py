@@ -97,7 +97,7 @@ class Instruction(NamedTuple):
     is_root: bool
 
     def attribute(self, name: str) -> str:
-        """Return the name of the computation that an attribute gives, or "" if there is none."""
+        """Return the computation that an attribute names, or "" if there is no such attribute."""
         found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
         return found[1] if found else ""
 
@@ -132,7 +132,7 @@ def parse_module(text: str) -> Module:
     """Parse the text of a scheduled module.
 
     Raises:
-        NotModelled: It is not scheduled, or has a shape without bytes of its own.
+        NotModelled: The module is not scheduled, or an array has a dtype that NumPy lacks.
     """
     head, _, body = text.partition("\n")
     name = re.match(r"HloModule (\S+?),", head)

@@ -59,7 +59,7 @@ class ConvolutionCall(NamedTuple):
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is a group of its own."""
+        """Return whether each channel is a separate group."""
         return self.groups > 1 and self.channels == 1 and self.outputs % self.groups == 0
 
 
@@ -199,7 +199,7 @@ def convolution(
 def grouped_matmul(x: ArrayLike, weights: ArrayLike, offsets: Any, *, transposed_b: bool = False, **options: Any) -> Array:
     """Compute the products of experts as `torch._grouped_mm` does on Hopper.
 
-    In bf16 one kernel of CUTLASS multiplies every expert's rows, K in one slice. In f16 and f32 each expert has a product of its own.
+    In bf16 one kernel of CUTLASS multiplies every expert's rows, K in one slice. In f16 and f32 each expert is a separate product.
 
     Args:
         x: [M, K], the rows of one expert after the other.

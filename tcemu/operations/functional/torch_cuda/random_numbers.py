@@ -1,7 +1,8 @@
 """PyTorch's random numbers on a GPU: Philox, which a seed, an offset and the number of a thread determine, and dropout by them.
 
-Each thread of a launch has a subsequence of its own. A call of `curand_uniform4` gives it four numbers, and a launch moves the generator's
-offset by as many as one thread may take. Which element takes which number depends on the launch, and so on the number of multiprocessors.
+Each thread of a launch draws from a separate subsequence. A call of `curand_uniform4` gives it four numbers, and a launch moves the
+generator's offset by as many as one thread may take. Which element takes which number depends on the launch, and so on the number of
+multiprocessors.
 
 Source: PyTorch 2.11.0, aten/src/ATen/native/cuda/Dropout.cu, DistributionTemplates.h and aten/src/ATen/cuda/CUDAGeneratorImpl.cpp;
 CUDA 13.0, curand_philox4x32_x.h and curand_uniform.h. Held to words of PyTorch 2.11.0 on an H200:

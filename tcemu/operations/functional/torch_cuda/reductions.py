@@ -152,7 +152,7 @@ Parts = tuple[Any, Any, Any]  # mean, sum of squared differences, count
 
 
 class Arithmetic(NamedTuple):
-    """What moments are computed by besides operators: f32 values in JAX, or NumPy's f32."""
+    """The functions besides operators that compute moments, of f32 values in JAX or of NumPy's f32."""
 
     fma: Callable[..., Any]
     where: Callable[..., Any]
