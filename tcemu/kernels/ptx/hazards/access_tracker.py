@@ -133,7 +133,6 @@ class AccessTracker:
         self.mbarriers: dict[tuple[int, int], Phases] = {}
         self._touched_mbarriers: set[tuple[int, int]] = set()  # those that the current statement may have completed
         self.pools: dict[int, np.ndarray] = {}  # what threads pass to each barrier, int32[blocks, planes, columns]
-        self.publishing: np.ndarray = np.zeros((), bool)  # threads whose last arrival fence.mbarrier_init precedes
         self.locations: dict[tuple[str, int], int] = {}  # what strong writes pass on, by cell: the row of `passed`
         self.passed = np.zeros((0, self.clocks.planes, self.clocks.columns), np.int32)
         self.copy_number = np.ones(shape, np.int32)  # of the cp.async that each thread issues next
@@ -148,7 +147,8 @@ class AccessTracker:
             used += [Column.BULK_READ, Column.BULK_WRITE]
         if any(each.name == "wgmma" for each in statements):
             used.append(Column.PRODUCT)
-        planes = 3 if self.orders else 2 if self.asynchronous else 1
+        fences = self.orders or any(each.opcode.startswith("fence.mbarrier_init") for each in statements)
+        planes = 3 if fences else 2 if self.asynchronous else 1
         span = self.cluster
         if self.orders and any(_is_strong_global(line) for line in self.kernel.statements) and self.blocks > span:
             columns = len(used) * self.blocks * self.threads_per_block // LANES
@@ -487,10 +487,6 @@ class AccessTracker:
         opcode = line.statement.opcode
         if opcode.startswith("fence.proxy"):
             return (lambda event, executing: self.clocks.fence_proxy(executing)) if "async" in opcode else None
-        if opcode.startswith("fence.mbarrier_init"):
-            return lambda event, executing: setattr(self, "publishing", self.publishing | executing)
-        if not self.orders:
-            return None
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             known = self.clocks.known
@@ -544,10 +540,10 @@ class AccessTracker:
             self.clocks.acquire(row, threads, self.clocks.release(row, threads))
 
     def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
-        """Pass on what threads know when they arrive at barriers, by number; relaxed: nothing but what fence.mbarrier_init has released."""
-        threads, self.publishing = threads & self.publishing if relaxed else threads, self.publishing & ~threads
+        """Pass on what threads know when they arrive at barriers, by number; relaxed: what their last fence ordered."""
         for number in np.unique(numbers[threads]):
-            clock = self.clocks.release_blocks(threads & (numbers == number))
+            here = threads & (numbers == number)
+            clock = self.clocks.fenced(here) if relaxed else self.clocks.release_blocks(here)
             before = self.pools.get(int(number))
             self.pools[int(number)] = clock if before is None else np.maximum(self.clocks.fit(before), clock)
 

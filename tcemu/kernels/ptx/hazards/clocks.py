@@ -4,8 +4,8 @@ A column of the clocks stands for something whose accesses happen one after the 
 bulk copies as readers and as writers, the products of a warpgroup, and the phases of an mbarrier. A thread knows a number in each column:
 accesses up to that number happen before what the thread does next. The number of a warp's own column is its epoch, which every release
 advances. A clock has up to three planes: what is known; what of it a proxy fence has made visible to the async proxy; and what a fence has
-ordered before the thread's next strong write. A strong read makes known what such writes pass on: NVIDIA's own examples
-have no fence on that side.
+ordered before the thread's next strong write or relaxed arrival. A strong read makes known what such writes pass on: NVIDIA's own examples
+have no fence on that side. `fence.mbarrier_init` counts as a fence of all accesses, although it orders initialisations alone.
 
 Clocks are those of threads, columns those of warps. So a release by some lanes of a warp releases the accesses of all its lanes: what is
 found is a hazard, but not every hazard between the lanes of a diverged warp is found. Source: PTX ISA 8.9 to 8.11, 9.7.13.
@@ -57,7 +57,7 @@ class Clocks:
 
     @property
     def planes(self) -> int:
-        """1; 2 if accesses by the async proxy are followed; 3 if fences order accesses."""
+        """1; 2 if accesses by the async proxy are followed; 3 if the kernel has fences."""
         return self.known.shape[2]
 
     def nothing(self) -> np.ndarray:
@@ -122,6 +122,13 @@ class Clocks:
             columns = self.column(Column.COPY, rows, warps)
             clock[rows, KNOWN, columns] = np.maximum(clock[rows, KNOWN, columns], copied)
         self.epoch[rows, warps] += 1
+        return clock
+
+    def fenced(self, mask: np.ndarray) -> np.ndarray:
+        """Return what the last fences of the threads of the mask ordered in each block, int32[blocks, planes, columns]."""
+        clock = np.zeros((self.blocks, self.planes, self.columns), np.int32)
+        if self.planes > FENCED:
+            clock[:, KNOWN] = (self.known[:, :, FENCED] * mask[..., None]).max(1)
         return clock
 
     def acquire_blocks(self, mask: np.ndarray, clock: np.ndarray) -> None:
