@@ -13,8 +13,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tcemu.faces.torch.gpu_emulation import GpuEmulation as GpuEmulation
-from tcemu.faces.torch.gpu_emulation import OperationLine as OperationLine
-from tcemu.faces.torch.gpu_emulation import OperationReport as OperationReport
 from tcemu.faces.torch.kernel_policy import measured_policy as measured_policy
 from tcemu.faces.torch.matrix_products import linear as linear
 from tcemu.faces.torch.matrix_products import matmul as matmul
@@ -22,4 +20,6 @@ from tcemu.faces.torch.matrix_products import scaled_mm as scaled_mm
 from tcemu.faces.torch.module_comparison import compare as compare
 from tcemu.faces.torch.module_emulation import Emulation as Emulation
 from tcemu.faces.torch.module_emulation import emulate as emulate
+from tcemu.faces.torch.operation_report import OperationLine as OperationLine
+from tcemu.faces.torch.operation_report import OperationReport as OperationReport
 from tcemu.faces.torch.watching import watch as watch

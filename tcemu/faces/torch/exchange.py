@@ -1,4 +1,4 @@
-"""Tensors of torch as JAX's arrays and back, by DLPack: no copy where the layout allows, on a CPU and on a GPU."""
+"""Tensors of torch as JAX's arrays and back, by DLPack: no copy where the layout allows, on a CPU and on a GPU; and as NumPy's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import torch
 from jax import Array
 
+from tcemu.base.errors import NotModelled
 from tcemu.base.jax_internals import backends_are_initialized, without_source_locations
 
 DTYPES = {  # dtypes of products; DLPack carries all of them
     getattr(torch, name): jnp.dtype(name) for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 }
 DTYPE_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+NUMPY_DTYPES = {
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16), torch.float16: np.dtype(np.float16), torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64), torch.int64: np.dtype(np.int64), torch.int32: np.dtype(np.int32), torch.int16: np.dtype(np.int16),
+    torch.int8: np.dtype(np.int8), torch.uint8: np.dtype(np.uint8), torch.uint64: np.dtype(np.uint64), torch.bool: np.dtype(np.bool_),
+}  # fmt: skip
 _forked = False
 
 
@@ -94,3 +101,22 @@ def to_torch(array: Array, other_tensors: Sequence[torch.Tensor]) -> torch.Tenso
     pointer = tensor.untyped_storage().data_ptr()
     shared = tensor.numel() and any(pointer == other.untyped_storage().data_ptr() for other in other_tensors)
     return tensor.clone() if shared else tensor
+
+
+# ---- NumPy
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's memory as an array with its strides."""
+    tensor = tensor.detach()
+    if tensor.dtype not in NUMPY_DTYPES or tensor.device.type != "cpu":
+        raise NotModelled(f"got {tensor.dtype} on {tensor.device}; tcemu.torch.emulate(gpu=...) takes real tensors on the CPU")
+    tensor = tensor.resolve_neg()
+    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return an array as a tensor of its dtype; the memory may be shared."""
+    array = np.ascontiguousarray(array)
+    array = array if array.flags.writeable else array.copy()
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == ml_dtypes.bfloat16 else torch.from_numpy(array)
