@@ -24,7 +24,7 @@ import model_products
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct
 from tcemu.operations.products.library.kernel_recipe import Conditions
-from tcemu.uses.replay.kernel_choices import NOT_ASKED, NOT_TOLD, ORDERS_FILE, ORDERS_KIND, ORDERS_VERSION, proposed_orders
+from tcemu.uses.replay.kernel_choices import NOT_ASKED, NOT_TOLD, ORDERS_FILE, ORDERS_KIND, ORDERS_VERSION, TOKEN_STEP, proposed_orders
 from tcemu.uses.replay.predicted_orders import RuleCount
 from tcemu.uses.replay.torch_products import (
     LAUNCHES_FILE,
@@ -67,7 +67,7 @@ def read_answers(folders: list[Path]) -> dict[tuple, dict[int, tuple]]:
 
 
 ASKED_NOT, TOLD_NOT = 0, 1  # numbers of the first two orders
-STEP = {"rc": 1, "rr": 1, "cr": 1}  # tokens between two answers that count as neighbours
+STEP = {"rc": 1, "rr": 1, "cr": TOKEN_STEP}  # tokens between two answers that count as neighbours
 
 
 def may_be_cut(curve: Curve, dtype: str, first: int, last: int) -> bool:

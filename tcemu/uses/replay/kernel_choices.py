@@ -145,6 +145,9 @@ NOT_ASKED: list = []  # in place of an order: cuBLASLt was not asked
 NOT_TOLD = ["not told"]  # in place of an order: it proposed a kernel whose order a proposal does not tell
 
 
+LONG_K, TOKEN_STEP = 42 * 64, 8  # K from which gradients of weights were asked about at multiples of so many tokens
+
+
 class ProposedOrders(NamedTuple):
     """The orders of the kernels that cuBLASLt proposed on one GPU for layers, over the number of tokens."""
 
@@ -160,6 +163,8 @@ class ProposedOrders(NamedTuple):
 
         The tokens are the rows of A; in a gradient of a weight, whose A lies transposed in memory, they are K.
         """
+        if "-cr" in form and k >= LONG_K and k % TOKEN_STEP:
+            return NOT_ASKED
         x, y, tokens = (m, n, k) if "-cr" in form else (n, k, m)
         runs = self.curves.get((form, x, y), [])
         at = bisect_right(runs[::2], tokens)
