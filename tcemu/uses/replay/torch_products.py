@@ -58,7 +58,9 @@ LT_WORKSPACE = 1 << 20  # bytes that PyTorch gives cuBLASLt, which computes prod
 ALIGNMENT = 8  # elements of 16 bits in 16 bytes
 TILES = (
     (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 32), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128),
+    (8, 64), (8, 128), (8, 192), (8, 256), (16, 64), (16, 128), (24, 64), (40, 64), (48, 64), (96, 64), (192, 128), (192, 64),
 )  # fmt: skip
+NVJET_TREE, LONGEST_K, MIN_CHUNK = "nvjet ", 28672, 21  # trees for aligned operands: name's beginning, K of the fit, tiles in a slice
 LEAF_SIZES = (20, 60, 200)  # proposals in a leaf from which it counts as another rule
 MEASURED, RECORDED, PROPOSED, RULE = "measured", "recorded kernels", "proposed", "by rule"
 
@@ -116,17 +118,23 @@ def recorded_launches() -> RecordedLaunches:
 
 
 def form_name(call: TorchProduct) -> str:
-    """Return the name of a product's tree, and of its curve of proposals."""
+    """Return the name of a product's dtype, memory order, bias and batch."""
     return f"{SHORT[call.dtype]}-{call.layout}{'-bias' if call.addend == 'columns' else ''}{'-batch' if call.batch > 1 else ''}"
+
+
+def tree_name(call: TorchProduct) -> str:
+    """Return the name of a product's tree."""
+    return f"{NVJET_TREE if call.batch == 1 and is_aligned(call) else ''}{form_name(call)}"
 
 
 def product_features(call: TorchProduct, sm_count: int) -> dict[str, int]:
     """Return what the nodes of a tree compare, in integers."""
     m, k, n, batch = call.m, call.k, call.n, call.batch
+    slices = np.maximum(1, (ceil_div(k, NVJET_GRAIN) - 1) // (MIN_CHUNK - 1))
     features = {
         "M": m, "N": n, "K": k, "batch": batch, "M*N": m * n, "batch*M*N": batch * m * n, "M*N*K": m * n * k, "K // 32": k // 32,
         "K // 64": k // 64, "1024*K*K // (M*N)": 1024 * k * k // (m * n), "1024*M // N": 1024 * m // n, "alignment of N": n & -n,
-        "alignment of K": k & -k, "alignment of M": m & -m,
+        "alignment of K": k & -k, "alignment of M": m & -m, "slices": slices, "M*N // slices": m * n // slices,
     }  # fmt: skip
     for rows, columns in TILES:
         tiles, name = ceil_div(m, rows) * ceil_div(n, columns) * batch, f"tiles of {rows} x {columns}"
@@ -288,6 +296,7 @@ def is_aligned(call: TorchProduct) -> bool:
     return BYTES[call.format] == 2 and not any(length % ALIGNMENT for length in lines)
 
 
+NVJET_WORKSPACE = RuleCount(91883, 91883)  # drawn products with a bias of tests/gpu_runs/model_products.py: none was cut
 NVJET_BATCH = RuleCount(1116, 1116)  # bmm of aligned operands in both runs of torch_products.py: none was cut
 
 
@@ -296,6 +305,9 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     if not is_aligned(call):
         return None
     rules = shipped_rules()
+    if call.addend == "columns" and 2 * call.m * call.n * BYTES[F32] > LT_WORKSPACE and call.batch == 1:
+        why = f"the workspace of {LT_WORKSPACE:,} bytes holds no two slices of {call.m * call.n:,} outputs in f32"
+        return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", why, NVJET_WORKSPACE, gpu)
     if call.batch > 1:
         return _ruled(
             call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", "nvjet cuts no batch", NVJET_BATCH, gpu
@@ -314,8 +326,9 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
 
 def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     """Return the choice of a product by the tree of its form; None where it has no leaf."""
-    rules, form = product_rules(), form_name(call)
-    if form not in rules.forms or min(call.m, call.n) < 2 or call.k < 2:
+    rules, form = product_rules(), tree_name(call)
+    aligned = form.startswith(NVJET_TREE)
+    if form not in rules.forms or (call.k > LONGEST_K if aligned else min(call.m, call.n, call.k) < 2):
         return None
     found = rules.forms[form].find(product_features(call, rules.sm_count))
     if found is None:
