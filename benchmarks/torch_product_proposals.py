@@ -237,45 +237,39 @@ def write(table: dict[str, Any]) -> int:
 KEPT_LEAVES, SAMPLED = 60, 97  # proposals in the smallest leaf that is kept; one of so many answers of curves counts
 
 
-def fit_trees(folder: Path, answers: dict[tuple[Curve, str], dict[int, tuple]]) -> tuple[dict[str, ChoiceTree], dict[str, list[int]]]:
-    """Fit a tree for each form on nine tenths of its drawn shapes, and count on the tenth, and on layers' shapes, how often it is right."""
-    trees, counts = {}, defaultdict(lambda: [0, 0])
-    for form, (layout, bias, dtype) in enumerate(model_products.FORMS):
-        with np.load(folder / f"random_{form}.npz") as file:
-            numbers, choices = file["numbers"].astype(int), file["choices"]
-        shapes: list[np.ndarray] = []
-        while sum(map(len, shapes)) < len(numbers):
-            shapes.append(model_products.random_shapes(form, len(shapes)))
-        every = np.concatenate(shapes)[: len(numbers)]
-        labels = np.where(choices[numbers, ALGORITHM] == NVJET, np.maximum(1, choices[numbers, SPLIT]), 0)
-        kept = np.arange(len(labels)) % 10 == 3
-        call = TorchProduct(dtype, *every.T, 1, layout, "columns" if bias else None)
-        root = grow_tree(product_features(call, SM_COUNT), labels, ~kept)
-        name = f"{NVJET_TREE}{form_name(call)}"
-        trees[name] = ChoiceTree([["nvjet"] if count <= 1 else ["nvjet cut", count] for count in range(labels.max() + 1)], pruned(root))
-        held_out = [
-            (TorchProduct(dtype, *row, 1, layout, call.addend), label)
-            for row, label in zip(every[kept].tolist(), labels[kept], strict=True)
-        ]
-        points = [
-            (product_of(curve, dtype, tokens), choice)
-            for (curve, other), found in answers.items()
-            if (curve[0], int(curve[1]), other) == (layout, bias, dtype)
-            for tokens, choice in found.items()
-        ][::SAMPLED]
-        of_layers = [
-            (call, max(1, choice[SPLIT]))
-            for call, choice in points
-            if choice[ALGORITHM] == NVJET and model_products.LONG_K <= call.k <= LONGEST_K
-        ]
-        for call, label in (*held_out, *of_layers):
-            leaf = trees[name].find(product_features(call, SM_COUNT)) if is_aligned(call) and sure_rule(call) is None else None
-            if leaf is not None:
-                rule = leaf_rule(name, leaf[0][0], leaf[1])
-                counts[rule][0] += int(leaf[0] == (["nvjet"] if label == 1 else ["nvjet cut", label]))
-                counts[rule][1] += 1
-        print(name, {rule: count for rule, count in counts.items() if rule.startswith(name + ":")}, flush=True)
-    return trees, dict(counts)
+def fit_tree(folder: Path, form: int, answers: dict[tuple[Curve, str], dict[int, tuple]]) -> tuple[str, ChoiceTree, dict[str, list[int]]]:
+    """Fit a form's tree on nine tenths of its drawn shapes, and count on the tenth, and on layers' shapes, how often it is right."""
+    layout, bias, dtype = model_products.FORMS[form]
+    with np.load(folder / f"random_{form}.npz") as file:
+        choices = file["choices"][file["numbers"].astype(int)]
+    shapes: list[np.ndarray] = []
+    while sum(map(len, shapes)) < len(choices):
+        shapes.append(model_products.random_shapes(form, len(shapes)))
+    every, labels = np.concatenate(shapes)[: len(choices)], np.maximum(1, choices[:, SPLIT])
+    assert (choices[:, ALGORITHM] == NVJET).all()
+    kept = np.arange(len(labels)) % 10 == 3
+    call = TorchProduct(dtype, 1, 1, 1, 1, layout, "columns" if bias else None)
+    features = lambda rows: product_features(call._replace(**dict(zip("mkn", rows.T, strict=True))), SM_COUNT)
+    name, root = f"{NVJET_TREE}{form_name(call)}", grow_tree(features(every), labels, ~kept)
+    tree = ChoiceTree([["nvjet"] if count <= 1 else ["nvjet cut", count] for count in range(labels.max() + 1)], pruned(root))
+    points = [
+        (*product_of(curve, dtype, tokens)[1:4], max(1, choice[SPLIT]))
+        for (curve, other), found in answers.items()
+        if (curve[0], int(curve[1]), other) == (layout, bias, dtype) and not any(size % 8 for size in curve[2:])
+        for tokens, choice in found.items()
+        if choice[ALGORITHM] == NVJET
+    ][::SAMPLED]
+    tried = np.concatenate([np.c_[every, labels][kept], np.array(points)])
+    tried = tried[(tried[:, 1] >= model_products.LONG_K) & (tried[:, 1] <= LONGEST_K)]
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    columns = features(tried[:, :3])
+    for at, (m, k, n, label) in enumerate(tried.tolist()):
+        leaf = tree.find({feature: int(values[at]) for feature, values in columns.items() if np.ndim(values)} | {"batch": 1})
+        if leaf is not None and nvjet_choice(call._replace(m=m, k=k, n=n), "H200") is None:
+            rule = leaf_rule(name, leaf[0][0], leaf[1])
+            counts[rule][0] += leaf[0] == tree.choices[label] if label < len(tree.choices) else 0
+            counts[rule][1] += 1
+    return name, tree, dict(counts)
 
 
 def grow_tree(features: dict[str, np.ndarray], labels: np.ndarray, fitted: np.ndarray) -> list:
@@ -297,12 +291,15 @@ def pruned(node: list) -> list:
     return [*node[:2], low, high] if low or high else []
 
 
-def write_trees(folder: Path, answers: dict[tuple[Curve, str], dict[int, tuple]]) -> None:
+def write_trees(trees: Iterable[tuple[str, ChoiceTree, dict[str, list[int]]]]) -> None:
     """Write the trees beside those of operands that are not aligned."""
     data = decompress_json(RULES_FILE.read_bytes())
-    trees, counts = fit_trees(folder, answers)
-    data["forms"] = {name: tree for name, tree in data["forms"].items() if not name.startswith(NVJET_TREE)} | trees
-    data["counts"] = {name: count for name, count in data["counts"].items() if not name.startswith(NVJET_TREE)} | counts
+    for part in ("forms", "counts"):
+        data[part] = {name: value for name, value in data[part].items() if not name.startswith(NVJET_TREE)}
+    for name, tree, counts in trees:
+        print(name, counts, flush=True)
+        data["forms"][name] = tree
+        data["counts"] |= counts
     content = lzma.compress(json.dumps(data, separators=(",", ":"), default=int).encode(), preset=9 | lzma.PRESET_EXTREME)
     RULES_FILE.write_bytes(content)
     print(f"{len(content):,} bytes of rules")
@@ -374,7 +371,7 @@ def main() -> int:
         launches = [count.right + others.right, count.asked + others.asked]
         print(f"{write(decompress_json(ORDERS_FILE.read_bytes()) | {'launched': launches}):,} bytes", flush=True)
     if args.trees:
-        write_trees(args.folders[0], answers)
+        write_trees(fit_tree(args.folders[0], form, answers) for form in range(len(model_products.FORMS)))
     if args.launches:
         keep_launches(args.folders)
     return 0
