@@ -202,6 +202,8 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
 
 # ---- the choice
 
+# shapes whose K may be cut: those for which an H100 proposed what trees of an H200's proposals tell (`list_proposals`), and all
+ON_ANOTHER_GPU = RuleCount(1857, 2017)
 TEACH = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
 
 
@@ -217,7 +219,8 @@ def choose_kernel(
 
     Args:
         call: The product.
-        gpu: "H200" or "H100". Trees were fitted on an H200's proposals; an H100 has as many multiprocessors, and its evidence says so.
+        gpu: "H200" or "H100". cuBLASLt was asked on an H200. An H100 has as many multiprocessors, but cuts K into other slices for 8 % of
+            the shapes where K may be cut, so that proposals and trees for aligned operands in 16 bits are refused there.
         library: "torch 2.11".
         launches: The product's kernels with their grids, as a profiler recorded them. They determine the order, whatever the rules say.
         min_probability: Rules that were right less often are not used.
@@ -239,7 +242,8 @@ def choose_kernel(
     known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    ruled = proposed_choice(call, gpu) or nvjet_choice(call, gpu) or tree_choice(call, gpu)
+    rules = (proposed_choice, nvjet_choice, tree_choice) if gpu in proposed_orders().gpu else (nvjet_choice, proposed_choice, tree_choice)
+    ruled = next(filter(None, (rule(call, gpu) for rule in rules)), None)
     if ruled is None:
         raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
@@ -286,7 +290,7 @@ def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     if not order:
         return None
     why = f"{table.library} proposed this order on {table.date}"
-    count = RuleCount(*table.launched)
+    count = RuleCount(*table.launched) if gpu in table.gpu else ON_ANOTHER_GPU
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu, source=PROPOSED, found_on=table.gpu)
 
 
@@ -335,6 +339,7 @@ def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
         return None
     order, proposals, _ = found
     count = rules.counts.get(leaf_rule(form, order[0], proposals), RuleCount(0, 0))
+    count = ON_ANOTHER_GPU if aligned and gpu not in rules.gpu else count
     why = f"cuBLASLt proposed this order for all {proposals} shapes of a leaf of the tree {form!r}"
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu)
 

@@ -202,7 +202,10 @@ def test_a_layer_between_answers_is_refused():
     assert proposed_choice(gradient._replace(k=4097), "H200") is None
     with pytest.raises(NotModelled, match="whose order the proposal does not tell"):
         proposed_choice(TorchProduct("bfloat16", 1, 4096, 1, 1, "rc"), "H200")
-    assert "assumed for an H100" in proposed_choice(gradient, "H100").evidence
+    assumed = proposed_choice(gradient, "H100")
+    assert assumed is not None and "assumed for an H100" in assumed.evidence
+    with pytest.raises(NotModelled, match=r"has a probability of 0\.92\d only"):
+        choose_kernel(gradient, gpu="H100")
 
 
 def test_every_prediction_says_its_evidence():
