@@ -33,11 +33,13 @@ from tcemu.kernels.xla.hlo_text import (
     parse_module,
     parse_thunks,
 )
+from tcemu.kernels.xla.tile_maps import find_tiles, tile_map
 
 MODULE = "_gpu_after_optimizations.txt"  # how the name of a dumped module ends
 ENTRY_NAME = re.compile(r"\.entry\s+([\w$]+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+MAPPED = "Known are tiles of products, transpositions, broadcasts and functions of single elements"
 ALIASES = ("bitcast", "optimization-barrier")  # their value is their operand's
 NOTHING = ("after-all", "partition-id", "replica-id")  # they have no bytes, or the bytes of device 0
 
@@ -296,7 +298,7 @@ class _Machine:
     def run_thunk(self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> None:
         began, doubts = time.perf_counter(), ()
         if thunk.kernel:
-            doubts = self.launch(thunk, [*operands, *results])
+            doubts = self.launch(thunk, instruction, [*operands, *results])
         elif thunk.kind == "kCopy":
             for source, target in zip(operands, results, strict=False):
                 self.bytes(target)[:] = self.bytes(source)[: target.size]
@@ -336,7 +338,22 @@ class _Machine:
         value = parse_literal(constants[0].shape, constants[0].literal).reshape(1).view(np.uint8)
         self.bytes(results[0])[:] = np.resize(value, results[0].size)
 
-    def launch(self, thunk: Thunk, slices: Sequence[Slice]) -> tuple[str, ...]:
+    def tile(self, instruction: Instruction, number: int) -> tuple[ArrayShape, tuple[int, ...]]:
+        """Return the shape of an operand or result of a fusion, and its tile."""
+        body = self.program.module.computations.get(instruction.attribute("calls"), ())
+        parameters = sorted((each for each in body if each.opcode == "parameter"), key=lambda each: int(each.literal))
+        root = [each for each in body if each.is_root]
+        results = root[0].operands if root and root[0].opcode == "tuple" else root
+        name = next((each.name for place, each in enumerate((*parameters, *results)) if place == number), "")
+        tiles = find_tiles(body, instruction.config()) if name else {}
+        if name not in tiles:
+            raise NotModelled(
+                f"{self.program.name}: {instruction.name} takes a tensor map of its operand {number}, whose tile the dump does not tell: "
+                f"compile with xla_gpu_experimental_enable_triton_tma=False. {MAPPED}"
+            )
+        return next(each.shape for each in body if each.name == name), tiles[name]
+
+    def launch(self, thunk: Thunk, instruction: Instruction, slices: Sequence[Slice]) -> tuple[str, ...]:
         """Run a kernel on slices of memory: one parameter for each of them, or one for each that differs."""
         module = self.program.ptx_module(thunk.kernel)
         function = module.entries[thunk.kernel]
@@ -347,18 +364,17 @@ class _Machine:
             raise NotModelled(
                 f"{self.program.name}: {thunk.kernel} has {count} parameters for {len(slices)} buffers, {len(distinct)} different"
             )
-        if any(each.shape for each in function.parameters):  # bytes by value, where a pointer is expected
-            raise NotModelled(
-                f"{self.program.name}: {thunk.kernel} takes tensor maps, which XLA's dump does not describe: compile with "
-                "xla_gpu_experimental_enable_triton_tma=False"
-            )
         regions = _merge(distinct)
         first: dict[Slice, int] = {}
         arguments: list[Any] = []
-        for place in passed:
+        for parameter, place in zip(function.parameters, passed, strict=True):
             region = next(each for each in regions if each.contains(place))
-            data = first.setdefault(region, len(arguments))
-            arguments.append(BufferPointer(self.bytes(region) if data == len(arguments) else data, place.offset - region.offset))
+            number = first.setdefault(region, len(arguments))
+            data, offset = self.bytes(region) if number == len(arguments) else number, place.offset - region.offset
+            if parameter.shape:  # 128 bytes by value
+                arguments.append(tile_map(*self.tile(instruction, slices.index(place)), data, offset))
+            else:
+                arguments.append(BufferPointer(data, offset))
         counter = StatementCounter()
         outputs = run(
             module, entry=thunk.kernel, grid=thunk.grid, block=thunk.block, args=arguments, target=self.program.target,
