@@ -2,10 +2,11 @@
 
 The tiles of a fusion's results stand in its configuration, and those of each product along K beside the product; from both the tiles of
 what the fusion reads follow. Held to the descriptors that XLA's compiler itself prints (`#triton_xla.tma_descriptor`, with
---xla_dump_emitter_re=triton) for 144 maps of 48 products.
+--xla_dump_emitter_re=triton) for 130 maps of 44 products, and to the words of an H200.
 
-Source: OpenXLA, xla/backends/gpu/codegen/triton/tma_utils.cc (`CreateTmaDescriptor`) and xla/stream_executor/cuda/tma_util.cc (types by
-their size); Triton, NVMMASharedEncodingAttr (the swizzle by the bytes of a tile's row).
+Source: OpenXLA, xla/backends/gpu/codegen/triton/tma_utils.cc (`CreateTmaDescriptor`), xla/codegen/xtile (`GetPaddedTileSizes`: tiles of
+powers of two) and xla/stream_executor/cuda/tma_util.cc (types by their size); Triton, NVMMASharedEncodingAttr (the swizzle by the bytes
+of a tile's row).
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def find_tiles(body: Sequence[Instruction], config: Mapping[str, Any]) -> dict[s
             continue
         found[name] = tile
         operands = [named[operand.name] for operand in named[name].operands]
-        tiles = _operand_tiles(named[name], tile, [each.shape.sizes for each in operands])
+        tiles = _operand_tiles(named[name], tile, [each.shape for each in operands])
         pending += [(each.name, of_operand) for each, of_operand in zip(operands, tiles, strict=True) if of_operand is not None]
     return {name: tile for name, tile in found.items() if name not in open_names}
 
 
-def _operand_tiles(each: Instruction, tile: Tile, sizes: Sequence[Tile]) -> list[Tile | None]:
+def _operand_tiles(each: Instruction, tile: Tile, shapes: Sequence[ArrayShape]) -> list[Tile | None]:
     """Return the tiles of an instruction's operands; None where they do not follow from the tile of its result."""
+    sizes = [shape.sizes for shape in shapes]
     if each.opcode == "dot":
         of_k = tuple(map(int, each.config().get("sizes", ())))
         batch = len(_axes(each, "lhs_batch_dims"))
@@ -65,8 +67,37 @@ def _operand_tiles(each: Instruction, tile: Tile, sizes: Sequence[Tile]) -> list
         return [tuple(tile[axes.index(axis)] for axis in range(len(axes)))]
     if each.opcode == "broadcast":
         return [tuple(tile[axis] for axis in _axes(each, "dimensions"))]
+    if each.opcode == "reduce":
+        axes, rest = _axes(each, "dimensions"), iter(tile)
+        return [tuple(size if axis in axes else next(rest) for axis, size in enumerate(sizes[0])), *[None] * (len(shapes) - 1)]
     assert isinstance(each.shape, ArrayShape)
+    if each.opcode in ("bitcast", "reshape"):
+        in_rows = all(shape.order == tuple(range(len(shape.sizes))) for shape in (each.shape, shapes[0]))
+        return [_reshaped_tile(tile, each.shape.sizes, sizes[0]) if in_rows else None]
     return [tile if of_operand == each.shape.sizes else None for of_operand in sizes]
+
+
+def _reshaped_tile(tile: Tile, sizes: Tile, wanted: Tile) -> Tile | None:
+    """Return the tile of an array of the sizes `wanted` that has the elements of a tile of its reshaped form; None: it is no tile."""
+    found: list[int] = []
+    at = to = 0
+    while at < len(sizes) or to < len(wanted):
+        first, start = at, to  # axes of either form with as many elements
+        at, to = at + 1, to + 1
+        while (x := prod(sizes[first:at])) != (y := prod(wanted[start:to])):
+            at, to = at + (x < y), to + (y < x)
+        group, of_tile = sizes[first:at], tile[first:at]
+        cut = next((axis for axis, length in enumerate(of_tile) if length > 1), len(of_tile))
+        if of_tile[cut + 1 :] != group[cut + 1 :]:
+            return None
+        count, lengths = prod(of_tile), []
+        for size in reversed(wanted[start:to]):
+            lengths.append(min(count, size))
+            if count % lengths[-1] or (count < size and size % count):
+                return None
+            count //= lengths[-1]
+        found += reversed(lengths)
+    return tuple(found)
 
 
 def _product_tile(batch: Tile, contracted: Tile, of_batch: Tile, of_k: Tile, free: Tile) -> Tile | None:
@@ -93,7 +124,7 @@ def tile_map(shape: ArrayShape, tile: Tile, data: Any, offset: int) -> TensorMap
         offset: Byte of `data` at which the array begins.
     """
     inward = shape.order[::-1]
-    sizes, box = [shape.sizes[axis] for axis in inward], [tile[axis] for axis in inward]
+    sizes, box = [shape.sizes[axis] for axis in inward], [1 << (tile[axis] - 1).bit_length() for axis in inward]
     row = box[0] * shape.dtype.itemsize
     swizzle = next((size for size in SWIZZLES if row >= size), 0) if prod(box[1:]) >= SWIZZLED_ROWS else 0
     if swizzle:

@@ -33,13 +33,15 @@ from tcemu.kernels.xla.hlo_text import (
     parse_module,
     parse_thunks,
 )
+from tcemu.kernels.xla.library_products import CALL, multiply_by_library, read_profile
 from tcemu.kernels.xla.tile_maps import find_tiles, tile_map
+from tcemu.operations.functional.torch_cuda.product_kernels import Launch
 
 MODULE = "_gpu_after_optimizations.txt"  # how the name of a dumped module ends
 ENTRY_NAME = re.compile(r"\.entry\s+([\w$]+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-MAPPED = "Known are tiles of products, transpositions, broadcasts and functions of single elements"
+MAPPED = "Known are tiles of products, sums, transpositions, broadcasts, reshapes and functions of single elements"
 ALIASES = ("bitcast", "optimization-barrier")  # their value is their operand's
 NOTHING = ("after-all", "partition-id", "replica-id")  # they have no bytes, or the bytes of device 0
 
@@ -49,7 +51,7 @@ class Step(NamedTuple):
 
     name: str  # of the instruction
     operation: str  # what the function calls it, as "jit(f)/softmax/exp"
-    kernel: str  # name of the kernel; "" for a copy
+    kernel: str  # name of the kernel; "" for a copy, and for exact products by a library
     grid: tuple[int, ...]
     threads: int
     seconds: float
@@ -89,14 +91,19 @@ class XlaProgram:
         operands: Shapes of the parameters, in order.
         results: Shape of the result, or a tuple of shapes.
         module: Its instructions.
+        launches: The kernels of libraries that a profile has, by the name of the instruction that calls the library.
     """
 
-    def __init__(self, module: Module, buffers: str, thunks: Mapping[str, Sequence[Thunk]], ptx: Sequence[str], target: str) -> None:
+    def __init__(
+        self, module: Module, buffers: str, thunks: Mapping[str, Sequence[Thunk]], ptx: Sequence[str], target: str,
+        launches: Mapping[str, Sequence[Launch]] | None = None,
+    ) -> None:  # fmt: skip
         self.module, self.name, self.target = module, module.name, resolve_target(target)
         self._sizes, self._places = parse_buffers(buffers)
-        self._thunks = thunks
+        self._thunks, self.launches = thunks, launches or {}
         self._ptx = {name: text for text in ptx for name in ENTRY_NAME.findall(text)}
         self._modules: dict[str, PtxModule] = {}
+        self._shapes = {each.name: each.shape for body in module.computations.values() for each in body}
         entry = module.computations[module.entry]
         parameters = {int(each.literal): each for each in entry if each.opcode == "parameter"}
         self.operands = tuple(parameters[number].shape for number in sorted(parameters))
@@ -147,7 +154,7 @@ class XlaProgram:
         return f"<XlaProgram {self.name} for {self.target}: {len(self.operands)} operands, {len(self.kernels)} kernels>"
 
 
-def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
+def read(folder: str | Path, *, target: str, profile: str | Path | None = None) -> tuple[XlaProgram, ...]:
     """Read the programs of a folder to which XLA has dumped. It needs no GPU.
 
     The dump of a run on a GPU has the kernels that XLA chose there, also those it chose by timing them:
@@ -156,6 +163,8 @@ def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
     Args:
         folder: The folder.
         target: The GPU for which it was compiled, as "H100".
+        profile: The folder to which `jax.profiler.trace` wrote in the same run. It has the names of the kernels of libraries, without which
+            products by cuBLASLt are not known.
 
     Returns:
         The programs, in the order of their names.
@@ -165,7 +174,7 @@ def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
         NotModelled: A module has a form that is not known.
     """
     folder = Path(folder)
-    found = []
+    found, launches = [], {} if profile is None else read_profile(profile)
     for path in sorted(folder.glob(f"*{MODULE}")):
         stem = path.name.rpartition(".sm_")[0]
         texts = {name: (folder / f"{stem}.{name}.txt") for name in ("thunk_sequence", "thunk_metadata")}
@@ -176,7 +185,7 @@ def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
         thunks = parse_thunks(*(each.read_text(encoding="utf-8") for each in texts.values()))
         ptx = [each.read_text(encoding="utf-8") for each in sorted(folder.glob(f"{stem}.*ptx"))]
         module = parse_module(path.read_text(encoding="utf-8"))
-        found.append(XlaProgram(module, buffers.read_text(encoding="utf-8"), thunks, ptx, target))
+        found.append(XlaProgram(module, buffers.read_text(encoding="utf-8"), thunks, ptx, target, launches.get(module.name)))
     if not found:
         raise FileNotFoundError(f"{folder}: no file *{MODULE}; XLA writes it with --xla_dump_to={folder} --xla_dump_hlo_as_text")
     return tuple(found)
@@ -259,7 +268,7 @@ class _Machine:
             self.write(tree, instruction.shape, parse_literal(instruction.shape, instruction.literal))
             return tree
         for thunk in thunks:
-            self.run_thunk(thunk, instruction, _leaves(operands), _leaves([tree]))
+            self.run_thunk(thunk, instruction, _leaves(operands), _leaves([tree]), len(thunks) == 1)
         return tree
 
     def place(self, name: str, shape: Shape, index: tuple[int, ...] = ()) -> Tree:
@@ -295,28 +304,43 @@ class _Machine:
         self.run_computation(branches[number], [operands[1 + number]])
         return self.place(instruction.name, instruction.shape)
 
-    def run_thunk(self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> None:
+    def run_thunk(
+        self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice], is_alone: bool
+    ) -> None:  # fmt: skip
         began, doubts = time.perf_counter(), ()
         if thunk.kernel:
             doubts = self.launch(thunk, instruction, [*operands, *results])
+        elif thunk.kind == "kDynamicSliceFusion" or (thunk.kind == "kCopy" and instruction.opcode == "fusion" and is_alone):
+            self.move(instruction, operands, results)
         elif thunk.kind == "kCopy":
             for source, target in zip(operands, results, strict=False):
-                self.bytes(target)[:] = self.bytes(source)[: target.size]
+                if source.size != target.size:
+                    raise NotModelled(f"{self.program.name}: {instruction.name} copies a part of its operand, and the dump does not tell which")
+                self.bytes(target)[:] = self.bytes(source)
         elif thunk.kind in ("kMemzero", "kMemset32BitValue"):
             self.fill(thunk, instruction, results)
-        elif thunk.kind == "kDynamicSliceFusion":
-            self.move(instruction, operands, results)
+        elif thunk.kind == "kCublasLtMatmul" and f'"{CALL}"' in instruction.attributes:
+            thunk = self.multiply(thunk, instruction, operands, results)
         else:
             called = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
             what = f"calls the library function {called[1]}" if called else f"is a step of the kind {thunk.kind}"
             raise NotModelled(f"{self.program.name}: {instruction.name} {what}, which has no rule in tcemu.xla")
         operation = re.search(r'op_name="([^"]*)"', instruction.attributes)
-        threads = int(np.prod(thunk.block, dtype=int)) if thunk.kernel else 0
+        threads = int(np.prod(thunk.block, dtype=int)) if thunk.block else 0
         seconds = time.perf_counter() - began
         step = Step(instruction.name, operation[1] if operation else "", thunk.kernel, thunk.grid, threads, seconds, doubts)
         self.steps.append(step)
         if self.watch is not None:
             self.watch(step, tuple(map(self.read, _array_shapes(instruction.shape), results)))
+
+    def multiply(self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> Thunk:
+        """Compute a product by cuBLASLt, and return the step with the kernel that computed it on the GPU."""
+        shapes = _array_shapes([_part(self.program._shapes[operand.name], operand.part) for operand in instruction.operands])
+        arrays = [self.read(shape, place) for shape, place in zip(shapes, operands, strict=True)]
+        launches = self.program.launches.get(instruction.name, ())
+        found = multiply_by_library(self.program.name, instruction, shapes, arrays, launches)
+        self.write(results[0], _array_shapes(instruction.shape)[0], found)
+        return thunk._replace(kernel=launches[0].name, grid=launches[0].grid, block=launches[0].block) if launches else thunk
 
     def move(self, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> None:
         """Run a fusion that only moves elements to or from places that are data."""
