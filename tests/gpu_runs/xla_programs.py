@@ -15,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -160,6 +159,57 @@ def product_cases():
         yield f"int8_{m}x{k}x{n}", dot_int8, tuple(rng.integers(-128, 128, shape, dtype=np.int8) for shape in ((m, k), (k, n)))
     m, k, n = 128, 256, 320
     yield f"fp8_{m}x{k}x{n}", dot_fp8, tuple(draw(40 + i, *s).astype(ml_dtypes.float8_e4m3fn) for i, s in enumerate(((m, k), (k, n))))
+
+
+def turned(x, y):
+    return (x @ y).T
+
+
+def dot_f32(x, y):
+    return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def dot_highest(x, y):
+    return jnp.dot(x, y, precision=jax.lax.Precision.HIGHEST)
+
+
+def held_cases():
+    """Products whose shapes no rule was chosen on, and attention by cuDNN."""
+    for dtype in DTYPES:
+        for m, k, n in ((50, 200, 72), (300, 1000, 136), (64, 8192, 64), (1, 512, 256), (512, 256, 1), (130, 77, 65), (96, 100, 40)):
+            yield f"nn_{dtype}_{m}x{k}x{n}", PRODUCTS["nn"], (draw(101, m, k, dtype=dtype), draw(102, k, n, dtype=dtype))
+        m, k, n = 100, 328, 200
+        x, y = draw(103, m, k, scale=0.1, dtype=dtype), draw(104, k, n, dtype=dtype)
+        for form in ("bias", "relu", "gelu"):
+            yield f"{form}_{dtype}_{m}x{k}x{n}", PRODUCTS[form], (x, y, draw(105, n, dtype=dtype))
+        for form in ("relu0", "gelu0"):
+            yield f"{form}_{dtype}_{m}x{k}x{n}", PRODUCTS[form], (x, y)
+        yield f"added_{dtype}_{m}x{k}x{n}", PRODUCTS["added"], (x, y, draw(106, m, n, dtype=dtype))
+        yield f"nt_{dtype}_{m}x{k}x{n}", PRODUCTS["nt"], (x, np.ascontiguousarray(y.T))
+        yield f"tn_{dtype}_{m}x{k}x{n}", PRODUCTS["tn"], (np.ascontiguousarray(x.T), y)
+        yield f"turned_{dtype}_{m}x{k}x{n}", turned, (x, y)
+        yield f"nn_{dtype}_5x33x100x48", PRODUCTS["nn"], (draw(107, 5, 33, 100, dtype=dtype), draw(108, 5, 100, 48, dtype=dtype))
+        if dtype != "f32":
+            for m, k, n in ((100, 328, 200), (64, 8192, 64)):
+                yield f"to_f32_{dtype}_{m}x{k}x{n}", dot_f32, (draw(109, m, k, dtype=dtype), draw(110, k, n, dtype=dtype))
+            for batch, rows, keys, heads, of_keys, size in (
+                (1, 128, 128, 2, 2, 64), (2, 100, 100, 4, 4, 128), (3, 300, 300, 4, 2, 64), (2, 64, 200, 2, 2, 64), (1, 520, 520, 2, 1, 32),
+            ):  # fmt: skip
+                q = draw(111, batch, rows, heads, size, dtype=dtype)
+                k, v = (draw(n, batch, keys, of_keys, size, dtype=dtype) for n in (112, 113))
+                for causal in (False, True)[: 1 + (rows == keys)]:
+                    call = lambda q, k, v, c=causal: jax.nn.dot_product_attention(q, k, v, is_causal=c, implementation="cudnn")
+                    yield f"attention_{dtype}_{batch}x{rows}x{keys}x{heads}x{of_keys}x{size}_{causal}", call, (q, k, v)
+            gradient = jax.grad(lambda q, k, v: (call(q, k, v).astype(jnp.float32) ** 2).sum(), (0, 1, 2))
+            yield f"attention_gradient_{dtype}", gradient, tuple(draw(n, 1, 128, 2, 64, dtype=dtype) for n in (114, 115, 116))
+        else:
+            for m, k, n in ((100, 328, 200), (256, 512, 64), (64, 8192, 64)):
+                yield f"highest_{m}x{k}x{n}", dot_highest, (draw(117, m, k), draw(118, k, n))
+    for m, k, n in ((64, 512, 256), (256, 4096, 64)):
+        for x, y in (("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "float8_e4m3fn")):
+            yield f"fp8_{x[7:11]}_{m}x{k}x{n}", dot_fp8, (draw(119, m, k).astype(x), draw(120, k, n).astype(y))
+    rng = np.random.Generator(np.random.Philox(121))
+    yield "int8_96x160x64", dot_int8, tuple(rng.integers(-128, 128, shape, dtype=np.int8) for shape in ((96, 160), (160, 64)))
 
 
 # ---- functions that were not looked at before
@@ -312,7 +362,7 @@ def more_cases():
     yield "solve", jax.scipy.linalg.solve_triangular, (positive, draw(84, 16, 3))
 
 
-GROUPS = {"functions": cases, "products": product_cases, "more": more_cases}
+GROUPS = {"functions": cases, "products": product_cases, "more": more_cases, "held": held_cases}
 
 
 # ---- recording
@@ -349,7 +399,7 @@ def record(out: Path, mode: str, group: str, seconds: float, prefix: str) -> Non
             for number, leaf in enumerate(jax.tree.leaves(compiled[name][0](*compiled[name][1]))):
                 found[f"{mode}.{name}.{number}"] = words(np.asarray(leaf))
         except Exception as error:
-            facts[f"{mode}.{name}"] = traceback.format_exception_only(error)[-1][:300]
+            facts[f"{mode}.{name}"] = f"{type(error).__name__}: {error}"[:300]
         facts["seconds"][f"{mode}.{name}"] = round(time.perf_counter() - started, 2)
     np.savez_compressed(out / "words.npz", **found)
     (out / "facts.json").write_text(json.dumps(facts, indent=1))
