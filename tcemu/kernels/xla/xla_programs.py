@@ -33,6 +33,7 @@ from tcemu.kernels.xla.hlo_text import (
     parse_module,
     parse_thunks,
 )
+from tcemu.kernels.xla.library_attention import FORWARD, attend
 from tcemu.kernels.xla.library_products import CALL, multiply_by_library, read_profile
 from tcemu.kernels.xla.tile_maps import find_tiles, tile_map
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch
@@ -321,6 +322,10 @@ class _Machine:
             self.fill(thunk, instruction, results)
         elif thunk.kind == "kCublasLtMatmul" and f'"{CALL}"' in instruction.attributes:
             thunk = self.multiply(thunk, instruction, operands, results)
+        elif thunk.kind == "kCuDnn" and f'"{FORWARD}"' in instruction.attributes:
+            found = attend(self.program.name, instruction, self.read_operands(instruction, operands))
+            for place, shape, x in zip(results, instruction.shape, found, strict=False):
+                self.write(place, shape, x)
         else:
             called = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
             what = f"calls the library function {called[1]}" if called else f"is a step of the kind {thunk.kind}"
@@ -333,10 +338,15 @@ class _Machine:
         if self.watch is not None:
             self.watch(step, tuple(map(self.read, _array_shapes(instruction.shape), results)))
 
+    def operand_shapes(self, instruction: Instruction) -> list[ArrayShape]:
+        return _array_shapes([_part(self.program._shapes[operand.name], operand.part) for operand in instruction.operands])
+
+    def read_operands(self, instruction: Instruction, operands: Sequence[Slice]) -> list[np.ndarray]:
+        return [self.read(shape, place) for shape, place in zip(self.operand_shapes(instruction), operands, strict=True)]
+
     def multiply(self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> Thunk:
         """Compute a product by cuBLASLt, and return the step with the kernel that computed it on the GPU."""
-        shapes = _array_shapes([_part(self.program._shapes[operand.name], operand.part) for operand in instruction.operands])
-        arrays = [self.read(shape, place) for shape, place in zip(shapes, operands, strict=True)]
+        shapes, arrays = self.operand_shapes(instruction), self.read_operands(instruction, operands)
         launches = self.program.launches.get(instruction.name, ())
         found = multiply_by_library(self.program.name, instruction, shapes, arrays, launches)
         self.write(results[0], _array_shapes(instruction.shape)[0], found)
