@@ -138,10 +138,13 @@ PRODUCTS = {
 }  # fmt: skip
 
 
+SIZES = (37, 256, 96), (128, 768, 768), (256, 512, 1024), (1024, 1024, 1024), (8, 2048, 512), (512, 4096, 256), (200, 320, 120)
+
+
 def product_cases():
     """Products, named after their form, dtype, M, K and N."""
     for dtype in DTYPES:
-        for m, k, n in ((37, 256, 96), (128, 768, 768), (256, 512, 1024), (1024, 1024, 1024), (8, 2048, 512), (512, 4096, 256), (200, 320, 120)):
+        for m, k, n in SIZES:
             yield f"nn_{dtype}_{m}x{k}x{n}", PRODUCTS["nn"], (draw(31, m, k, dtype=dtype), draw(32, k, n, dtype=dtype))
     for dtype in ("bf16", "f32"):
         m, k, n = 128, 256, 320
@@ -173,6 +176,11 @@ def dot_highest(x, y):
     return jnp.dot(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
+def attention_gradient(q, k, v):
+    attention = lambda *x: jax.nn.dot_product_attention(*x, is_causal=True, implementation="cudnn")
+    return jax.grad(lambda *x: (attention(*x).astype(jnp.float32) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+
 def held_cases():
     """Products whose shapes no rule was chosen on, and attention by cuDNN."""
     for dtype in DTYPES:
@@ -198,10 +206,9 @@ def held_cases():
                 q = draw(111, batch, rows, heads, size, dtype=dtype)
                 k, v = (draw(n, batch, keys, of_keys, size, dtype=dtype) for n in (112, 113))
                 for causal in (False, True)[: 1 + (rows == keys)]:
-                    call = lambda q, k, v, c=causal: jax.nn.dot_product_attention(q, k, v, is_causal=c, implementation="cudnn")
+                    call = lambda *x, c=causal: jax.nn.dot_product_attention(*x, is_causal=c, implementation="cudnn")
                     yield f"attention_{dtype}_{batch}x{rows}x{keys}x{heads}x{of_keys}x{size}_{causal}", call, (q, k, v)
-            gradient = jax.grad(lambda q, k, v: (call(q, k, v).astype(jnp.float32) ** 2).sum(), (0, 1, 2))
-            yield f"attention_gradient_{dtype}", gradient, tuple(draw(n, 1, 128, 2, 64, dtype=dtype) for n in (114, 115, 116))
+            yield f"attention_gradient_{dtype}", attention_gradient, tuple(draw(n, 1, 128, 2, 64, dtype=dtype) for n in (114, 115, 116))
         else:
             for m, k, n in ((100, 328, 200), (256, 512, 64), (64, 8192, 64)):
                 yield f"highest_{m}x{k}x{n}", dot_highest, (draw(117, m, k), draw(118, k, n))
@@ -305,7 +312,8 @@ def convolution(x, w, **settings):
 def pooled(x):
     window = (1, 2, 2, 1)
     largest = lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
-    return largest(x), jax.grad(lambda x: (largest(x) ** 2).sum())(x), jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+    sums = jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+    return largest(x), jax.grad(lambda x: (largest(x) ** 2).sum())(x), sums
 
 
 def scans(x):
@@ -321,7 +329,8 @@ def special(x):
 
 
 def found_places(x, y):
-    return jnp.searchsorted(jnp.sort(x), y), jnp.argsort(x), jnp.median(x), jnp.histogram(x, 10)[0], jnp.nonzero(x > 0, size=40)[0], jax.lax.top_k(x, 7)
+    places = jnp.searchsorted(jnp.sort(x), y), jnp.argsort(x), jnp.nonzero(x > 0, size=40)[0]
+    return places[0], places[1], jnp.median(x), jnp.histogram(x, 10)[0], places[2], jax.lax.top_k(x, 7)
 
 
 def segments(x, ids):
@@ -338,14 +347,16 @@ def more_cases():
     yield "greedy", greedy, (draw(61, 32, 32, scale=0.3), draw(62, 50, 32))
     yield "experts", experts, (draw(63, 24, 32), draw(64, 32, 8), draw(65, 8, 32, 48, scale=0.2))
     yield "drawn", drawn, (np.array([7, 2_000_000_011], np.uint32),)
-    yield "bits_rbg", lambda words: jax.random.bits(jax.random.wrap_key_data(words, impl="rbg"), (1000,)), (np.arange(3, 7, dtype=np.uint32),)
+    bits = lambda words: jax.random.bits(jax.random.wrap_key_data(words, impl="rbg"), (1000,))
+    yield "bits_rbg", bits, (np.arange(3, 7, dtype=np.uint32),)
     yield "scans", scans, (1 + draw(66, 70, 50, scale=0.5),)
     yield "special", special, (draw(67, 2000, scale=0.99),)
     yield "found_places", found_places, (draw(68, 333), draw(69, 60))
     yield "segments", segments, (draw(70, 200, 6), np.arange(200, dtype=np.int32) * 31 % 7)
     yield "pooled", pooled, (draw(71, 2, 8, 8, 6),)
     yield "per_example", jax.vmap(jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (None, 0)), (draw(72, 32, 16), draw(73, 6, 4, 32))
-    yield "complex", lambda x, y: (x * y, x / y, jnp.exp(x), jnp.abs(x), jnp.sqrt(y)), tuple((draw(n, 99) + 1j * draw(n + 9, 99)).astype(np.complex64) for n in (74, 75))
+    pair = tuple((draw(n, 99) + 1j * draw(n + 9, 99)).astype(np.complex64) for n in (74, 75))
+    yield "complex", lambda x, y: (x * y, x / y, jnp.exp(x), jnp.abs(x), jnp.sqrt(y)), pair
     for dtype in ("f32", "bf16"):
         heads = tuple(draw(n, 2, 64, 4, 64, dtype=dtype) for n in (76, 77, 78))
         attention = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)

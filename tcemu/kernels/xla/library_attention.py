@@ -35,8 +35,8 @@ def attend(program: str, each: Instruction, operands: Sequence[np.ndarray]) -> l
     given = {name: config.get(name, value) for name, value in UNUSED.items()}
     if len(operands) != 3 or config.get("mask_type") not in MASKS or given != UNUSED:
         raise NotModelled(
-            f"{program}: {each.name} is attention by cuDNN with {len(operands)} operands, the mask {config.get('mask_type')} and {given}; known "
-            f"are three operands, {' or '.join(MASKS)}, and {UNUSED}"
+            f"{program}: {each.name} is attention by cuDNN with {len(operands)} operands, the mask {config.get('mask_type')} and {given}; "
+            f"known are three operands, {' or '.join(MASKS)}, and {UNUSED}"
         )
     first, second = config["bmm1_dot_dimension_numbers"], config["bmm2_dot_dimension_numbers"]
     q, k, v = (_heads(*each) for each in zip(operands, (first, first, second), ("lhs", "rhs", "rhs"), strict=True))

@@ -20,9 +20,9 @@ from jax import Array
 from jax.profiler import ProfileData
 
 from tcemu.base.errors import NotModelled
-from tcemu.kernels.xla.hlo_text import ArrayShape, Instruction
 from tcemu.engine.arithmetic import special_functions
 from tcemu.engine.formats.number_formats import F32
+from tcemu.kernels.xla.hlo_text import ArrayShape, Instruction
 from tcemu.operations.functional.torch_cuda.device_functions import Value, fma
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 from tcemu.operations.functional.torch_cuda.product_kernels import DTYPES, Launch, TorchProduct
@@ -142,7 +142,7 @@ def _gelu(codes: Array) -> Array:
 
 
 def _nvjet_gelu(codes: Array) -> Array:
-    """Return GELU as kernels nvjet compute it: the last product and sum are one fma, which was chosen on the sign of zeros of one product."""
+    """Return GELU as kernels nvjet compute it: the last product and sum are one fma, which was chosen on the zeros of one product."""
     half, gate = _gelu_parts(codes)
     return fma(half, gate, half).codes
 
@@ -159,9 +159,10 @@ def _multiply_floats(
     (batch, m, k), n, dtype = a.x.shape, b.x.shape[1], a.x.dtype
     what = f"{where} of {batch} times {m} x {k} x {n} (M x K x N) in {dtype}"
     if not launches:
-        raise NotModelled(f"{what}: the dump has the number {algorithm} of its algorithm, which does not tell the order of its sums: {PROFILE}")
+        raise NotModelled(f"{what}: the dump has the number {algorithm} of its algorithm, which does not tell the order of sums: {PROFILE}")
     swapped = m > 1 and n > 1 and result.order[-1] < len(result.sizes) - b.row_axes  # the columns of the result are contiguous
-    if dtype.name not in DTYPES or b.x.dtype != dtype or result.dtype.name not in ("float32", dtype.name) or (swapped and addend is not None):
+    known = dtype.name in DTYPES and b.x.dtype == dtype and result.dtype.name in ("float32", dtype.name)
+    if not known or (swapped and addend is not None):
         raise NotModelled(f"{what} with operands of {dtype} and {b.x.dtype} and a result of {result} has no rule")
     left, right = (b, a) if swapped else (a, b)
     layout = ("r" if left.contiguous_k else "c") + ("c" if right.contiguous_k else "r")
@@ -169,7 +170,9 @@ def _multiply_floats(
     choice = choose_kernel(call, launches=[launch._replace(name=ACTIVATION.sub(_without_activation, launch.name)) for launch in launches])
     if addend is not None and kind == "outputs":
         addend = addend.reshape(batch, m, n)
-    x, y, addend = (each if each is None or each.ndim < 3 or batch > 1 else each[0] for each in (left.x, right.x.swapaxes(-1, -2), addend))
+    x, y = left.x, right.x.swapaxes(-1, -2)
+    if batch == 1:
+        x, y, addend = x[0], y[0], addend if addend is None or addend.ndim < 3 else addend[0]
     if result.dtype == dtype:
         found = multiply_as_chosen(choice, x, y, addend)
     elif choice.addend_first or choice.recipe.merge.partial != F32:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,11 @@ MODULE = "_gpu_after_optimizations.txt"  # how the name of a dumped module ends
 ENTRY_NAME = re.compile(r"\.entry\s+([\w$]+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+INTEGER_K = 32  # K of mma for 8-bit integers
+DOUBLED = (
+    "XLA takes 16 elements of K at a time for an instruction that takes 32, and its kernel gives the instruction each element twice, so "
+    "that every result is doubled, as all 12,544 words of three products on an H200 were; multiply in int32, or let XLA time kernels"
+)
 MAPPED = "Known are tiles of products, sums, transpositions, broadcasts, reshapes and functions of single elements"
 ALIASES = ("bitcast", "optimization-barrier")  # their value is their operand's
 NOTHING = ("after-all", "partition-id", "replica-id")  # they have no bytes, or the bytes of device 0
@@ -57,6 +63,7 @@ class Step(NamedTuple):
     threads: int
     seconds: float
     inexact: tuple[str, ...]  # what may not have the GPU's bits, and why
+    fault: str = ""  # of XLA's kernel, on the GPU too
 
 
 class StepReport(Result):
@@ -70,7 +77,7 @@ class StepReport(Result):
         rows = tuple(
             (
                 step.name, step.operation, step.kernel or "copy", " x ".join(map(str, step.grid)), step.threads, round(step.seconds, 3),
-                f"not exact: {', '.join(step.inexact)}" if step.inexact else "exact",
+                "; ".join(filter(None, (f"not exact: {', '.join(step.inexact)}" if step.inexact else "exact", step.fault))),
             )
             for step in self.steps
         )  # fmt: skip
@@ -316,7 +323,7 @@ class _Machine:
         elif thunk.kind == "kCopy":
             for source, target in zip(operands, results, strict=False):
                 if source.size != target.size:
-                    raise NotModelled(f"{self.program.name}: {instruction.name} copies a part of its operand, and the dump does not tell which")
+                    raise NotModelled(f"{self.program.name}: {instruction.name} copies a part of its operand; the dump does not tell which")
                 self.bytes(target)[:] = self.bytes(source)
         elif thunk.kind in ("kMemzero", "kMemset32BitValue"):
             self.fill(thunk, instruction, results)
@@ -333,10 +340,19 @@ class _Machine:
         operation = re.search(r'op_name="([^"]*)"', instruction.attributes)
         threads = int(np.prod(thunk.block, dtype=int)) if thunk.block else 0
         seconds = time.perf_counter() - began
-        step = Step(instruction.name, operation[1] if operation else "", thunk.kernel, thunk.grid, threads, seconds, doubts)
+        fault = DOUBLED if self.is_doubled(instruction) else ""
+        step = Step(instruction.name, operation[1] if operation else "", thunk.kernel, thunk.grid, threads, seconds, doubts, fault)
+        if fault:
+            warnings.warn(f"{self.program.name}: {instruction.name}: {fault}", stacklevel=2)
         self.steps.append(step)
         if self.watch is not None:
             self.watch(step, tuple(map(self.read, _array_shapes(instruction.shape), results)))
+
+    def is_doubled(self, instruction: Instruction) -> bool:
+        """True for a kernel that multiplies 8-bit integers in tiles that are shorter along K than their instruction."""
+        body = self.program.module.computations.get(instruction.attribute("calls"), ())
+        tiles = [int(each.config().get("sizes", [INTEGER_K])[0]) for each in body if each.opcode == "dot" and _multiplies_bytes(each, body)]
+        return any(tile < INTEGER_K for tile in tiles)
 
     def operand_shapes(self, instruction: Instruction) -> list[ArrayShape]:
         return _array_shapes([_part(self.program._shapes[operand.name], operand.part) for operand in instruction.operands])
@@ -417,6 +433,11 @@ class _Machine:
         for region, output in zip(first, outputs, strict=True):
             self.bytes(region)[:] = np.asarray(output).reshape(-1).view(np.uint8)
         return bit_doubts(counter.opcodes, special_registers(function), self.program.target)
+
+
+def _multiplies_bytes(each: Instruction, body: Sequence[Instruction]) -> bool:
+    names = {operand.name for operand in each.operands}
+    return any(other.name in names and other.shape.dtype in (np.int8, np.uint8) for other in body)
 
 
 def _part(tree: Tree, index: Sequence[int]) -> Tree:
