@@ -103,6 +103,11 @@ class Instruction(NamedTuple):
         found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
         return found[1] if found else ""
 
+    def target(self) -> str:
+        """Return the name of the function that a custom call calls, or ""."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
     def config(self) -> dict[str, Any]:
         """Return the instruction's `backend_config`; empty if there is none, or if it is no JSON."""
         at = self.attributes.find(CONFIG)

@@ -34,7 +34,7 @@ from tcemu.kernels.xla.hlo_text import (
     parse_module,
     parse_thunks,
 )
-from tcemu.kernels.xla.library_attention import FORWARD, attend
+from tcemu.kernels.xla.library_attention import OPERANDS, attend
 from tcemu.kernels.xla.library_products import CALL, multiply_by_library, read_profile
 from tcemu.kernels.xla.tile_maps import find_tiles, tile_map
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch
@@ -327,15 +327,15 @@ class _Machine:
                 self.bytes(target)[:] = self.bytes(source)
         elif thunk.kind in ("kMemzero", "kMemset32BitValue"):
             self.fill(thunk, instruction, results)
-        elif thunk.kind == "kCublasLtMatmul" and f'"{CALL}"' in instruction.attributes:
+        elif thunk.kind == "kCublasLtMatmul" and instruction.target() == CALL:
             thunk = self.multiply(thunk, instruction, operands, results)
-        elif thunk.kind == "kCuDnn" and f'"{FORWARD}"' in instruction.attributes:
+        elif thunk.kind == "kCuDnn" and instruction.target() in OPERANDS:
             found = attend(self.program.name, instruction, self.read_operands(instruction, operands))
             for place, shape, x in zip(results, instruction.shape, found, strict=False):
                 self.write(place, shape, x)
         else:
-            called = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-            what = f"calls the library function {called[1]}" if called else f"is a step of the kind {thunk.kind}"
+            called = instruction.target()
+            what = f"calls the library function {called}" if called else f"is a step of the kind {thunk.kind}"
             raise NotModelled(f"{self.program.name}: {instruction.name} {what}, which has no rule in tcemu.xla")
         operation = re.search(r'op_name="([^"]*)"', instruction.attributes)
         threads = int(np.prod(thunk.block, dtype=int)) if thunk.block else 0
