@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tcemu.uses.drift.records import Operation, Record, TensorRecord
+from tcemu.uses.replay.aten_operations import EXACT, MOVES_ELEMENTS
 
 MOVEMENTS = (
-    "convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims", "aten.clone",
-    "aten.copy_", "aten._to_copy", "slice", "split", "concatenate", "pad", "aten.cat", "iota", "gather",
-    "aten.embedding", "aten.full", "aten.triu", "aten.tril", "aten.ones_like", "aten.zeros_like", "aten.arange", "aten.index",
+    "convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims", "slice", "split",
+    "concatenate", "pad", "iota", "gather",
+    *(f"aten.{name}{end}" for name, reason in EXACT.items() if reason == MOVES_ELEMENTS for end in ("", "_")),
 )  # fmt: skip
 
 

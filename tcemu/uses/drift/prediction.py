@@ -22,7 +22,7 @@ from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS
 
 EQUAL, DIFFERENT, UNKNOWN, MOVES, MISSING = "equal", "different", "not known", "exact", "not kept"
 SPECIAL_NUMBERS = ("inf", "-inf", "nan")  # floats that JSON lacks, as the recorder writes them
-MAX_GAPS = 4  # times the elements of an operand that its strides may span
+MAX_GAPS, SMALL_SPAN = 4, 1 << 22  # times the elements of an operand that its strides may span, or elements that they may span anyway
 
 
 class PredictedOperation(NamedTuple):
@@ -171,6 +171,12 @@ def recorded_kernels(run: Record) -> tuple[str, str] | None:
     return None if gpu is None or library is None or run.environment.get("matmul_allow_tf32") else (gpu, library)
 
 
+def operator_name(operation: Operation) -> str:
+    """Return the name of an operator of PyTorch in `OPERATIONS` and `EXACT`, without "aten." and the "_" of those that write to an operand."""
+    name = operation.name.removeprefix("aten.")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
 def predict_operation(run: Record, operation: Operation, gpu: str, library: str) -> tuple[PredictedOperation, Answer | None]:
     """Judge one recorded operation.
 
@@ -184,8 +190,7 @@ def predict_operation(run: Record, operation: Operation, gpu: str, library: str)
         The judgement, and what computed the results; None if nothing did.
     """
     facts = operation.index, operation.path, operation.name
-    name = operation.name.removeprefix("aten.")
-    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    name = operator_name(operation)
     if name not in OPERATIONS or not _has_floats(operation.operands):
         verdict, reason = (MOVES, EXACT[name]) if name in EXACT else (UNKNOWN, f"{name} has no rule")
         return PredictedOperation(*facts, verdict, reason=reason), None
@@ -232,7 +237,7 @@ def _lay(x: np.ndarray, strides: tuple[int, ...] | None) -> np.ndarray:
     if strides is None or not x.size:
         return x
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True))
-    if span > MAX_GAPS * x.size or any(stride < 0 for stride in strides):
+    if span > max(MAX_GAPS * x.size, SMALL_SPAN) or any(stride < 0 for stride in strides):
         raise NotModelled(f"an operand of {x.size:,} elements lies in {span:,}: its layout has no rule")
     laid = np.lib.stride_tricks.as_strided(np.zeros(span, x.dtype), x.shape, [stride * x.itemsize for stride in strides])
     laid[...] = x
