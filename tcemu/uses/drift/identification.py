@@ -14,9 +14,8 @@ from tcemu.engine.isa.targets import resolve_target
 from tcemu.operations.products.library.kernel_json import to_dict
 from tcemu.uses.drift.alignment import MOVEMENTS
 from tcemu.uses.drift.causes import MAX_TWINS, explain_result, fit_recipe
-from tcemu.uses.drift.locate import RecordSource
 from tcemu.uses.drift.prediction import EQUAL, operator_name, predict_operation, recorded_kernels
-from tcemu.uses.drift.records import Operation, Record, read_record
+from tcemu.uses.drift.records import Operation, Record, RecordSource, read_values
 from tcemu.uses.replay.aten_operations import EXACT as ATEN_EXACT
 from tcemu.uses.replay.order_candidates import TARGETS
 
@@ -101,7 +100,7 @@ def identify(record: RecordSource, *, targets: Sequence[str] = TARGETS, names: S
         DamagedFile: The file is no record.
         ValueError: A target is unknown.
     """
-    run, resolved = read_record(record), tuple(resolve_target(target) for target in targets)
+    run, resolved = read_values(record), tuple(resolve_target(target) for target in targets)
     found = []
     for operation in run.operations:
         skipped = _is_exact(operation) if names is None else operation.name not in names

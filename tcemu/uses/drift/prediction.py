@@ -16,8 +16,7 @@ import numpy as np
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
-from tcemu.uses.drift.locate import RecordSource
-from tcemu.uses.drift.records import DTYPES, Operation, Record, TensorRecord, read_record
+from tcemu.uses.drift.records import DTYPES, Operation, Record, RecordSource, TensorRecord, read_values
 from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Answer, Call, bind_arguments
 
 EQUAL, DIFFERENT, UNKNOWN, MOVES, MISSING = "equal", "different", "not known", "exact", "not kept"
@@ -136,7 +135,7 @@ def predict(record: RecordSource, *, gpu: str, library: str = LIBRARIES[0]) -> P
         raise NotModelled(
             f"gpu={gpu!r}, library={library!r}: known are {', '.join(GPUS)} and {', '.join(LIBRARIES)} (replay/aten_operations.py)"
         )
-    run = read_record(record)
+    run = read_values(record)
     found = [predict_operation(run, operation, gpu, library)[0] for operation in run.operations if _has_floats(operation.results)]
     return Prediction(run.name, gpu, library, _notes(run, gpu, library), tuple(found))
 
@@ -172,7 +171,7 @@ def recorded_kernels(run: Record) -> tuple[str, str] | None:
 
 
 def operator_name(operation: Operation) -> str:
-    """Return the name of an operator of PyTorch in `OPERATIONS` and `EXACT`, without "aten." and the "_" of those that write to an operand."""
+    """Return an operator's name in `OPERATIONS` and `EXACT`: without "aten.", and without the "_" of those that write to an operand."""
     name = operation.name.removeprefix("aten.")
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
