@@ -16,6 +16,7 @@ import numpy as np
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.results import Result, Table
 from tcemu.base.text import wrap_lines
+from tcemu.uses.drift.recorder import VARIABLES
 from tcemu.uses.drift.records import DTYPES, Operation, Record, RecordSource, TensorRecord, read_values
 from tcemu.uses.replay.aten_operations import EXACT, GPUS, LIBRARIES, OPERATIONS, PLACEMENT, Answer, Call, bind_arguments
 
@@ -153,7 +154,13 @@ def _notes(run: Record, gpu: str, library: str) -> tuple[str, ...]:
         found.append(f"the record is of torch {version}")
     if run.environment.get("matmul_allow_tf32"):
         found.append("the record is of a run with torch.backends.cuda.matmul.allow_tf32, which has no rule")
+    found += [f"the record is of a run with {name}={run.environment[name]}, which has no rule" for name in _variables(run)]
     return tuple(found)
+
+
+def _variables(run: Record) -> list[str]:
+    """Return the names of the environment variables that were set, by which cuBLAS or PyTorch choose other kernels."""
+    return [name for name in VARIABLES if name in run.environment]
 
 
 def recorded_kernels(run: Record) -> tuple[str, str] | None:
@@ -167,7 +174,8 @@ def recorded_kernels(run: Record) -> tuple[str, str] | None:
     """
     gpu = next((gpu for gpu in GPUS if gpu in str(run.environment.get("gpu", ""))), None)
     library = next((library for library in LIBRARIES if f"torch {run.environment.get('torch', '')}".startswith(library)), None)
-    return None if gpu is None or library is None or run.environment.get("matmul_allow_tf32") else (gpu, library)
+    others = run.environment.get("matmul_allow_tf32") or _variables(run)
+    return None if gpu is None or library is None or others else (gpu, library)
 
 
 def operator_name(operation: Operation) -> str:
