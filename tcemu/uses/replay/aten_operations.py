@@ -317,9 +317,13 @@ def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: 
     shape = rows_[0].shape
     flat = [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in rows_]
     count = len(flat[0])
-    step = max(CHUNK // max(shape[-1], 1) // ROWS_ALIKE, 1) * ROWS_ALIKE
-    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
-    join = lambda *x: np.concatenate(x).reshape(*shape[:-1], x[0].shape[-1])
+    calls = max(-(-flat[0].size // CHUNK), 1)
+    step = -(-count // calls)
+    if calls > 1:
+        step = -(-step // ROWS_ALIKE) * ROWS_ALIKE
+        flat = [np.concatenate([x, np.zeros((-count % step, x.shape[-1]), x.dtype)]) for x in flat]  # each size would be a program
+    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), max(step, 1))]
+    join = lambda *x: np.concatenate(x)[:count].reshape(*shape[:-1], x[0].shape[-1])
     return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
 
 
@@ -921,8 +925,7 @@ def _product(call: Call, left: str, right: str) -> Answer:
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    array = np.ascontiguousarray
-    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
+    found = np.asarray(torch_products.multiply_as_chosen(choice, a, b, addend))
     status = BY_RULE if choice.source == torch_products.RULE else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
@@ -972,7 +975,8 @@ def _attention(call: Call, backend: str) -> Answer:
         states = {6: state} if backend == "flash" else {2: state[0].astype(np.int64), 3: state[1].astype(np.int64)}
     out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
     kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
-    return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
+    gives_sums = backend != "cudnn" or call["compute_log_sumexp"]
+    return Answer((np.asarray(out), np.asarray(logarithms) if gives_sums else None), kernel, ATTENTION, states=states)
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
@@ -1153,10 +1157,11 @@ ALIGNED = COPIED | {
 }  # fmt: skip
 
 # Operators whose results every correct implementation has: a reason for each group of names.
+MOVES_ELEMENTS = "moves elements"
 EXACT: dict[str, str] = {
     name: reason
     for reason, names in {
-        "moves elements": (
+        MOVES_ELEMENTS: (
             "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
             "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros "
             "nonzero ones ones_like repeat roll scalar_tensor select_backward slice_backward slice_scatter "

@@ -19,6 +19,7 @@ import tcemu
 from tcemu.base.errors import NotModelled
 from tcemu.drift import identify, predict, record
 from tcemu.operations.functional.torch_cuda.random_numbers import dropout_mask, uniform_numbers
+from tcemu.uses.drift.prediction import recorded_kernels
 from tcemu.uses.drift.records import read_record
 from tcemu.uses.replay.aten_operations import EXACT, OPERATIONS, parse_arguments
 
@@ -525,3 +526,43 @@ def test_a_record_of_a_known_gpu_is_identified_by_its_librarys_kernels(tmp_path)
     run.environment["torch"] = "2.10.0"
     (searched,) = identify(run, targets=(), names=["aten.mean"]).operations
     assert searched.is_explained and "torch 2.11" not in searched.arithmetic
+
+
+def test_variables_that_change_kernels_are_kept_and_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model, x = small_model()
+    with tcemu.torch.emulate(model, gpu="H200"), record(str(tmp_path / "run.drift"), model):
+        model(x)
+    run = read_record(tmp_path / "run.drift")
+    assert run.environment["sdp_flash"] is True and len(run.environment["sdp_priority"]) == 5
+    run.environment |= {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130"}
+    assert predict(run, gpu="H200").notes == ("the record is of a run with CUBLAS_WORKSPACE_CONFIG=:4096:8, which has no rule",)
+    assert recorded_kernels(run) is None
+    del run.environment["CUBLAS_WORKSPACE_CONFIG"]
+    assert predict(run, gpu="H200").notes == () and recorded_kernels(run) == ("H200", "torch 2.11")
+
+
+def test_operands_with_gaps_are_judged_and_exact_operations_are_not_identified(tmp_path):
+    """The first token of each sequence, as a classifier takes it, and movements of all kinds."""
+    model = torch.nn.Linear(64, 16).to(torch.float16)
+    x = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0)).to(torch.float16)
+
+    def run(x):
+        y = model(x[:, 0])
+        return torch.stack([torch.where(y > 0, -y, y), y.masked_fill(y > 1, 0.0)]).max()
+
+    with tcemu.torch.emulate(model, gpu="H200"), record(str(tmp_path / "run.drift"), model):
+        run(x)
+    found = read_record(tmp_path / "run.drift")
+    found.environment |= {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130"}
+    assert {line.verdict for line in predict(found, gpu="H200").operations} == {"equal", "exact"}
+    (line,) = identify(found, targets=()).operations
+    assert line.name == "aten.addmm" and "torch 2.11 on H200" in line.arithmetic
+
+
+def test_attention_without_gradients_gives_no_sums(tmp_path):
+    """cuDNN's kernel has no logarithms of sums then, and a record has the states of its generator alone beside the output."""
+    q = torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    run = torch.ops.aten._scaled_dot_product_cudnn_attention
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200"), torch.no_grad():
+        assert run(q, q, q, None, False)[1] is None and run(q, q, q, None, True)[1].shape[:3] == (1, 2, 40)
