@@ -156,7 +156,7 @@ def attention(
         gpu: "H100" or "H200".
         multiply: Of "math" with one head in all, which PyTorch computes by products of matrices: computes A·B of f32 matrices, given
             transposed_a and transposed_b as `tcemu.uses.replay.torch_products.matmul`. With more heads cuBLAS's batched product is a chain.
-        dropout: Dropout of the weights, of "flash" and "efficient".
+        dropout: Dropout of the weights, of all backends but "math".
 
     Returns:
         The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
@@ -325,7 +325,7 @@ def _kept_weights(call: _Call, dropout: AttentionDropout) -> tuple[np.ndarray, f
     batch, heads, queries, _ = call.q.shape
     kept = attention_mask(call.backend, dropout, (batch, heads, queries, call.k.shape[2]))
     p = np.float32(dropout.probability)
-    return kept, float(np.float32(1) / (np.float32(1) - p) if call.backend == "flash" else np.float32(1.0 / (1.0 - float(p))))
+    return kept, float(np.float32(1.0 / (1.0 - float(p))) if call.backend == "efficient" else np.float32(1) / (np.float32(1) - p))
 
 
 def _fused(call: _Call, dropout: AttentionDropout | None = None) -> tuple[Array, Array]:
