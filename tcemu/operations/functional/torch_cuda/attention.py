@@ -20,7 +20,13 @@ from tcemu.engine.arithmetic.special_functions import NAN
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
-from tcemu.operations.functional.torch_cuda.attention_backward import BackwardOperands, cutlass_backward, fused_backward
+from tcemu.operations.functional.torch_cuda.attention_backward import (
+    BackwardDropout,
+    BackwardOperands,
+    cutlass_backward,
+    find_open_order,
+    fused_backward,
+)
 from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import (
@@ -177,6 +183,15 @@ def attention(
 OPEN_ORDERS = ("raise", "lockstep")
 
 
+class AttentionGradients(NamedTuple):
+    """Gradients of attention's operands; that of the bias, [batch, heads, queries, keys], is known of "efficient"."""
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+
+
 def attention_backward(
     grad: ArrayLike,
     q: ArrayLike,
@@ -192,8 +207,9 @@ def attention_backward(
     gpu: str = "H200",
     multiply: Multiply | None = None,
     open_order: str = "raise",
+    deterministic: bool = False,
     dropout: AttentionDropout | None = None,
-) -> tuple[Array, Array, Array]:
+) -> AttentionGradients:
     """Compute the gradients of `attention` as one of PyTorch's backends does.
 
     Args:
@@ -209,15 +225,16 @@ def attention_backward(
         scale: As in `attention`.
         gpu: As in `attention`.
         multiply: As in `attention`.
-        open_order: What to do where the GPU's atomics leave the order of a sum open: "raise", or "lockstep", by which blocks of keys
-            are added as if all ran at the same pace: one of the results that the GPU may give.
-        dropout: Dropout of the forward's weights, of "flash".
+        open_order: What to do where the GPU leaves the order of the sums in the gradient of q open: "raise", or "lockstep", by which blocks
+            of keys are added as if all ran at the same pace: one of the results that the GPU may give. The other gradients have one order.
+        deterministic: `torch.use_deterministic_algorithms(True)`, by which "flash" and "efficient" have one order.
+        dropout: Dropout of the forward's weights.
 
     Returns:
-        The gradients of q, k and v, in their shapes and dtype.
+        The gradients, in their operands' shapes and dtype.
 
     Raises:
-        NotModelled: The backward of this call is not known, or its order is open.
+        NotModelled: The backward of this call is not known, or an order is open.
         Unsupported: The backend does not take the call.
         ValueError: Shapes do not fit.
     """
@@ -235,18 +252,26 @@ def attention_backward(
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
     if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1]):
         raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
-    if dropout is not None and backend != "flash":
-        raise NotModelled(f"{backend}: gradients with dropout have no rule; those of FlashAttention 2 have one (torch_cuda/attention.py)")
-    in_lockstep = open_order == "lockstep"
     if backend == "math":
         found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
-    elif backend == "efficient":
-        found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale, in_lockstep=in_lockstep)
+        return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found))
+    size, keys = max(call.q.shape[-1], call.v.shape[-1]), call.k.shape[2]
+    reason = find_open_order(backend, (*call.q.shape[:3], size), keys, deterministic=deterministic)
+    if reason and open_order == "raise":
+        raise NotModelled(
+            f"{backend}: the order of the sums in the gradient of the queries is open: {reason}; those of keys and values have one order: "
+            "open_order='lockstep' gives them, and one order of the others (torch_cuda/attention_backward.py)"
+        )
+    dropped = None
+    if dropout is not None:
+        dropped = BackwardDropout(*_kept_weights(call, dropout), float(np.float32(1) - np.float32(dropout.probability)))
+    if backend == "efficient":
+        found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale, deterministic=deterministic, dropped=dropped)
     else:
-        dropped = None if dropout is None else (*_kept_weights(call, dropout), float(np.float32(1) - np.float32(dropout.probability)))
-        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_lockstep=in_lockstep, dropped=dropped)
-    dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
-    return dq, dk, dv
+        heads = call.q.shape[0] * call.q.shape[1]
+        splits = -(-GPUS[call.gpu][0] // heads) if deterministic else 0
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, splits=splits, dropped=dropped)
+    return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found))
 
 
 class _Call(NamedTuple):

@@ -220,7 +220,7 @@ def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, 
         words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FUSED_ROUNDS)
         # half of a word: half of the rows, half of the columns, and whether the row is odd
         parts = np.ascontiguousarray(words).view(np.uint16).reshape(batch * heads, rows, columns, CUDNN_LANES, 2, 2, 2)
-        parts = np.broadcast_to(parts.transpose(0, 1, 4, 6, 2, 5, 3)[:, :, :, None], (batch * heads, rows, 2, 4, 2, columns, 2, CUDNN_LANES))
+        parts = np.repeat(parts.transpose(0, 1, 4, 6, 2, 5, 3)[:, :, :, None], 4, axis=3)
         laid = parts.reshape(batch, heads, rows * CUDNN_TILE, columns * CUDNN_TILE)[:, :, :queries, :keys]
         return laid <= (1.0 - dropout.probability) * (1 << 16)
     high, wide = FLASH_TILE
