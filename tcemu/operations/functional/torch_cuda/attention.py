@@ -56,24 +56,39 @@ class AttentionCall(NamedTuple):
     Attributes:
         query: Shape of the queries, [batch, heads, queries, size].
         key: Shape of the keys.
-        value_size: Head size of the values.
-        dtype: Of the operands.
+        value: Shape of the values.
+        dtype: Of the three, or None if they differ.
         causal: `is_causal`.
-        has_mask: An `attn_mask` is given.
+        mask: Shape of `attn_mask`, or None.
+        mask_gradient: `attn_mask` needs a gradient.
+        dropout: `dropout_p`.
+        grouped: `enable_gqa`.
+        is_dense: The last axes of operands and mask have a stride of one element.
+        deterministic: `torch.use_deterministic_algorithms(True)`, without `warn_only`.
         gpu: A key of `reduce_plans.GPUS`.
     """
 
     query: tuple[int, ...]
     key: tuple[int, ...]
-    value_size: int
-    dtype: DTypeLike
+    value: tuple[int, ...]
+    dtype: DTypeLike | None
     causal: bool = False
-    has_mask: bool = False
+    mask: tuple[int, ...] | None = None
+    mask_gradient: bool = False
+    dropout: float = 0.0
+    grouped: bool = False
+    is_dense: bool = True
+    deterministic: bool = False
     gpu: str = "H200"
 
     @property
     def is_narrow(self) -> bool:
-        return jnp.dtype(self.dtype) in (jnp.bfloat16, jnp.float16)
+        return self.dtype is not None and jnp.dtype(self.dtype) in (jnp.bfloat16, jnp.float16)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Head sizes of queries, keys and values."""
+        return self.query[-1], self.key[-1], self.value[-1]
 
 
 class Condition(NamedTuple):
@@ -84,30 +99,66 @@ class Condition(NamedTuple):
     source: str
 
 
-_SIZES = Condition(lambda c: c.query[-2] > 0 and c.key[-2] > 0, "sequences are not empty", "check_nonzero_sequence_lengths_dense")
-_NARROW = Condition(lambda c: c.is_narrow, "the dtype is bfloat16 or float16", "check_dtypes_low_precision")
+def _heads_fit(call: AttentionCall, *, grouped: bool, alike: bool = True) -> bool:
+    heads, *others = call.query[-3], call.key[-3], call.value[-3]
+    if call.grouped and grouped:
+        return (others[0] == others[1] or not alike) and all(n and heads % n == 0 for n in others)
+    return others == [heads, heads]
+
+
+def _mask_fits(call: AttentionCall) -> bool:
+    if call.mask is None:
+        return True
+    sizes = (call.query[0], call.query[1], call.query[-2], call.key[-2])
+    fit = all(given in (1, size) for given, size in zip(call.mask[::-1], sizes[::-1], strict=False))
+    return fit and len(call.mask) in (2, 4) and not call.mask_gradient
+
+
+_AXES = Condition(lambda c: len(c.query) == len(c.key) == len(c.value) == 4, "operands have 4 axes", "check_tensor_shapes")
+_LENGTHS = Condition(lambda c: c.query[-2] > 0 and c.key[-2] > 0, "sequences are not empty", "check_nonzero_sequence_lengths_dense")
+_NARROW = Condition(lambda c: c.is_narrow, "all dtypes are bfloat16 or all are float16", "check_dtypes_low_precision")
+_DENSE = Condition(lambda c: c.is_dense, "the last axes are dense in memory", "check_last_dim_stride_equals_1_dense")
+_BATCHES = Condition(lambda c: c.query[0] == c.key[0] == c.value[0], "batches are equal", "check_batch_size_and_num_heads_dense")
+_HEADS = "check_batch_size_and_num_heads_dense"
 # in the order in which PyTorch tries them on compute capability 9.x and 10.x with cuDNN 9.15.1 or newer: priority_order
 CHOICES: dict[str, tuple[Condition, ...]] = {
     "cudnn": (
+        _AXES,
+        Condition(lambda c: not c.deterministic, "algorithms need not be deterministic", "check_cudnn_deterministic"),
         _NARROW,
-        _SIZES,
-        Condition(lambda c: max(c.query[-1], c.value_size) <= 256, "head sizes are at most 256", "check_cudnn_tensor_shapes"),
-        Condition(lambda c: c.query[-1] % 8 == c.value_size % 8 == 0, "head sizes are multiples of 8", "check_cudnn_tensor_shapes"),
+        Condition(_mask_fits, "a mask has the axes of 2 or 4 and needs no gradient", "check_attn_mask_shape"),
+        _LENGTHS,
+        _DENSE,
+        _BATCHES,
+        Condition(lambda c: _heads_fit(c, grouped=True, alike=False), "heads fit, or enable_gqa is set and they divide", _HEADS),
+        Condition(lambda c: max(c.query[-1], c.value[-1]) <= 256, "head sizes are at most 256", "check_cudnn_tensor_shapes"),
+        Condition(lambda c: c.query[-1] % 8 == c.value[-1] % 8 == 0, "head sizes are multiples of 8", "check_cudnn_tensor_shapes"),
         Condition(lambda c: c.key[-2] != 1, "there is more than one key", "check_cudnn_tensor_shapes"),
+        Condition(lambda c: c.query[-2] != 1 or not c.dropout, "there is more than one query, or no dropout", "check_cudnn_tensor_shapes"),
     ),
     "flash": (
-        _NARROW,
-        _SIZES,
-        Condition(lambda c: not c.has_mask, "there is no mask", "check_for_attn_mask"),
-        Condition(lambda c: c.query[-1] == c.value_size <= 256, "head sizes are equal and at most 256", "check_head_dim_size_flash"),
+        _AXES,
+        Condition(lambda c: c.mask is None, "there is no mask", "check_for_attn_mask"),
+        Condition(lambda c: len(set(c.sizes)) == 1 and c.sizes[0] <= 256, "head sizes are equal and at most 256",
+                  "check_head_dim_size_flash"),
         Condition(lambda c: not c.causal or c.query[-2] == c.key[-2], "causal queries and keys are equally many",
                   "check_flash_causal_non_square_seqlens"),
+        _NARROW,
+        _BATCHES,
+        Condition(lambda c: _heads_fit(c, grouped=True), "heads fit, or enable_gqa is set and they divide", _HEADS),
+        _LENGTHS,
+        _DENSE,
     ),
     "efficient": (
-        _SIZES,
-        Condition(lambda c: c.query[-1] % _alignment(c) == c.value_size % _alignment(c) == 0, "head sizes are multiples of 16 bytes",
-                  "check_head_dim_size_mem_efficient"),
-        Condition(lambda c: c.query[1] == c.key[1], "queries and keys have the same heads", "check_batch_size_and_num_heads_dense"),
+        _AXES,
+        Condition(lambda c: c.query[-1] == c.key[-1] and not any(n % _alignment(c) or n == 0 for n in c.sizes),
+                  "head sizes are multiples of 16 bytes", "check_head_dim_size_mem_efficient"),
+        _LENGTHS,
+        _DENSE,
+        _BATCHES,
+        Condition(lambda c: _heads_fit(c, grouped=False), "queries, keys and values have the same heads", _HEADS),
+        Condition(lambda c: c.dtype is not None and jnp.dtype(c.dtype) in (jnp.bfloat16, jnp.float16, jnp.float32),
+                  "all dtypes are the same, of 16 or 32 bits", "check_tensor_dtype"),
     ),
     "math": (),
 }  # fmt: skip
@@ -126,7 +177,7 @@ def choose_backend(call: AttentionCall) -> str:
     Raises:
         NotModelled: The GPU is another one.
 
-    Source: sdp_utils.cpp, select_sdp_backend, without dropout and nested tensors; each condition names its function.
+    Source: sdp_utils.cpp, select_sdp_backend, without nested tensors; each condition names its function.
     """
     if call.gpu not in GPUS:
         raise NotModelled(f"gpu={call.gpu!r}: the order of backends is known on {', '.join(GPUS)} (torch_cuda/attention.py, CHOICES)")
@@ -176,7 +227,8 @@ def attention(
 
     Source: as the modules of `torch_cuda` say; words of an H200 that agree: the census in tests/operations/functional.
     """
-    call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu)
+    given = 0.0 if dropout is None else dropout.probability
+    call = _bind(backend, q, k, v, causal=causal, bias=bias, scale=scale, gpu=gpu, dropout=given)
     return _math(call, _product(call, multiply)) if backend == "math" and dropout is None else _fused(call, dropout)
 
 
@@ -271,7 +323,7 @@ def attention_backward(
         heads = call.q.shape[0] * call.q.shape[1]
         splits = -(-GPUS[call.gpu][0] // heads) if deterministic else 0
         found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, splits=splits, dropped=dropped)
-    return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found))
+    return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found[: 3 if call.bias is None else 4]))
 
 
 class _Call(NamedTuple):
@@ -298,6 +350,7 @@ def _bind(
     bias: ArrayLike | None,
     scale: float | None,
     gpu: str,
+    dropout: float = 0.0,
 ) -> _Call:
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
@@ -311,7 +364,10 @@ def _bind(
     groups_fit = 0 not in key_shape and key_shape[:3] == value_shape[:3] and key_shape[0] == batch and heads % key_shape[1] == 0
     if not groups_fit or key_shape[-1] != size:
         _wrong_shapes(shapes)
-    call = AttentionCall(shapes[0], key_shape, value_shape[-1], given_dtype(next(iter(formats))), causal, bias is not None, gpu)
+    call = AttentionCall(
+        shapes[0], key_shape, value_shape, given_dtype(next(iter(formats))), causal, None if bias is None else (queries, key_shape[2]),
+        dropout=dropout, grouped=heads != key_shape[1], gpu=gpu,
+    )  # fmt: skip
     for condition in CHOICES[backend]:
         if not condition.holds(call):
             raise Unsupported(
