@@ -201,9 +201,7 @@ def predict_operation(run: Record, operation: Operation, gpu: str, library: str)
             "tf32": bool(run.environment.get("cudnn_allow_tf32", True)),
             "deterministic": bool(run.environment.get("deterministic")),
         }
-        answer = OPERATIONS[name].compute(
-            Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, **{k: bool(v) for k, v in switches.items()})
-        )
+        answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, **switches))
     except (NotModelled, Unsupported) as error:
         return PredictedOperation(*facts, UNKNOWN, reason=str(error)), None
     words, wrong, skipped = 0, 0, []
