@@ -304,6 +304,8 @@ def record_masks():
 def main(out, first, parts):
     kept, entries = {}, {}
     warnings.simplefilter("ignore")
+    if DEVICE == "cuda":
+        torch.cuda.init()
 
     def attempt(part, label, run):
         if time.time() - START > LIMIT:

@@ -890,8 +890,6 @@ def _attention(call: Call, backend: str) -> Answer:
     if "return_debug_mask" in call.arguments:
         _requires(call, return_debug_mask=False)
     q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
-    if backend == "cudnn" and q.shape[2] == 1 and call["compute_log_sumexp"]:
-        raise NotModelled(f"{call.name}: got 1 query, of which the logarithms of sums are not known; without gradients there are none")
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
     dropout, states = None, {}
     if call["dropout_p"]:

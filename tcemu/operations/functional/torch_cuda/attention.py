@@ -16,7 +16,6 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.errors import NotModelled, Unsupported
-from tcemu.engine.arithmetic.special_functions import NAN
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
@@ -30,7 +29,6 @@ from tcemu.operations.functional.torch_cuda.attention_backward import (
 from tcemu.operations.functional.torch_cuda.device_functions import Value
 from tcemu.operations.functional.torch_cuda.elementwise import given_dtype
 from tcemu.operations.functional.torch_cuda.fused_attention import (
-    KERNELS,
     DroppedWeights,
     FusedOperands,
     by_rows,
@@ -44,7 +42,7 @@ from tcemu.operations.functional.torch_cuda.softmax import softmax, softmax_back
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices
 from tcemu.operations.products.matmul import matmul
 
-BACKENDS = (*KERNELS, "math")
+BACKENDS = ("cudnn", "flash", "efficient", "math")
 CUDNN_HIDDEN = -65504.0  # what PyTorch adds for a hidden key before cuDNN, in bf16 too: seen in records of an H200
 
 # ---- the choice
@@ -217,8 +215,7 @@ def attention(
 
     Returns:
         The result, [batch, heads, queries, size of a value] in q's dtype, and the log-sum-exps, f32 [batch, heads, queries], which are
-        natural logarithms, NaN where their rounding is not known, as with one query by "cudnn"; of "math" the f32 weights, [batch, heads,
-        queries, keys], from which PyTorch computes its gradients.
+        natural logarithms; of "math" the f32 weights, [batch, heads, queries, keys], from which PyTorch computes its gradients.
 
     Raises:
         NotModelled: The kernel of this call is not known.
@@ -428,10 +425,6 @@ def _fused(call: _Call, dropout: AttentionDropout | None = None) -> tuple[Array,
     found = fused_forward(kernel, call.fmt, operands, queries, call.causal and not swapped, call.scale, dropped)
     out = by_rows(convert, found.out, fixed=(F32, call.fmt))
     out, logarithms = out.reshape(batch, heads, queries, width), found.logsumexp.reshape(batch, heads, queries)
-    if call.backend == "cudnn" and queries == 1:
-        logarithms = (
-            np.full(logarithms.shape, np.float32(np.nan).view(np.uint32)) if isinstance(out, np.ndarray) else jnp.full_like(logarithms, NAN)
-        )
     if isinstance(out, np.ndarray):
         return jax.device_put(out.view(given_dtype(call.fmt))), jax.device_put(np.asarray(logarithms).view(np.float32))
     return to_float(call.fmt, out, given_dtype(call.fmt)), to_float(F32, logarithms)

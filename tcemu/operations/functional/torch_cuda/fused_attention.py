@@ -82,8 +82,10 @@ class OnlineSoftmax(NamedTuple):
     drops: str
 
 
+ONE_QUERY = "cudnn, one query"
 KERNELS = {
     "cudnn": OnlineSoftmax(False, False, False, "block", halves=False, approximate=True, drops="first"),
+    ONE_QUERY: OnlineSoftmax(False, True, False, "block", halves=False, approximate=True, drops="first"),
     "flash": OnlineSoftmax(True, False, True, "running", halves=True, approximate=False, drops="last"),
     "efficient": OnlineSoftmax(False, True, False, "warps", halves=False, approximate=False, drops="rounded"),
 }
@@ -129,7 +131,7 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
             "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
         )
     if queries == 1:
-        return FusedKernel(name, 64, 16)
+        return FusedKernel(ONE_QUERY, 64, 16)
     return FusedKernel(name, 128, 16)
 
 
@@ -343,8 +345,11 @@ def finish_rows(
     if name == "efficient":
         lse = where(largest.codes == MINUS_INFINITY, 0.0, largest) / as_value(log2(e)) + logf(where(empty, 1.0, total))
     else:
-        logarithm = Value(lg2(total.codes)) * ln_2
-        lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm)
+        logarithm = Value(lg2(total.codes))
+        if name == ONE_QUERY:
+            lse = fma(logarithm, ln_2, largest * ln_2)
+        else:
+            lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm * ln_2)
         if name == "flash":
             lse = where(empty, as_value(MINUS_INFINITY if is_split else INFINITY), lse)
     return RowResult(found, lse.codes)
