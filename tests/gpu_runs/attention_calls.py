@@ -1,15 +1,17 @@
 """Attention as a user of PyTorch calls it on a GPU: the backend of drawn calls, their words, gradients in deterministic mode, dropout.
 
-    python attention_calls.py OUT FIRST_SEED [choice] [calls] [gradients] [dropout]
+    python attention_calls.py OUT FIRST_SEED [choice] [calls] [gradients] [dropout] ["one query"]
 
 writes OUT/attention_calls.json (entries by part) and OUT/attention_calls.npz (words at evenly spread places, for counts). choice: what
 `_fused_sdp_choice` gives for drawn calls. calls: `scaled_dot_product_attention` and its gradients of such calls. gradients: those of one
-backend, in deterministic mode or by several runs. dropout: the masks of cuDNN, and which 16-bit numbers of Philox it keeps.
+backend, in deterministic mode or by several runs. dropout: the masks of cuDNN, and which 16-bit numbers of Philox it keeps. one query: the
+order in which cuDNN adds weights and values of one query.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import sys
@@ -18,7 +20,7 @@ import warnings
 
 import numpy as np
 import torch
-from dropout_and_convolutions import DEVICE, DT, normals, offset, raw, spread
+from dropout_and_convolutions import DEVICE, kernel_names, normals, offset, raw, spread
 
 START, LIMIT = time.time(), float(os.environ.get("LIMIT_S", "80"))
 A = torch.ops.aten
@@ -301,6 +303,64 @@ def record_masks():
     return entries
 
 
+# ---- cuDNN with one query
+
+
+ONE_QUERY = (
+    (4, 8, 201, 64), (4, 8, 256, 64), (4, 8, 257, 64), (4, 8, 300, 64), (4, 8, 512, 64), (4, 8, 700, 128), (1, 8, 700, 128),
+    (1, 2, 1500, 64), (4, 8, 300, 32), (4, 8, 300, 256), (4, 8, 300, 96),
+)  # fmt: skip
+TINY = 0.9 * 2.0**-24  # a weight that is lost beside 1, but whose sums are not
+
+
+def one_query_sums(shape):
+    """Log-sum-exps of one large weight, at each key in turn, and of tiny ones: they say which of these were added before the large one."""
+    b, h, sk, d = shape
+    root, found = d**0.5, []
+    q = torch.zeros((b, h, 1, d), device=DEVICE, dtype=torch.float16)
+    q[..., 0] = 1
+    low = torch.tensor(math.log(TINY) * root, dtype=torch.float16)
+    v = torch.zeros((b, h, sk, d), device=DEVICE, dtype=torch.float16)
+    for first in range(0, sk, b * h):
+        k = torch.zeros((b, h, sk, d), device=DEVICE, dtype=torch.float16)
+        k[..., 0] = low
+        numbers = torch.arange(first, min(first + b * h, sk), device=DEVICE)
+        k.view(b * h, sk, d)[torch.arange(len(numbers), device=DEVICE), numbers, 0] = 0
+        lse = RUN["cudnn"](q, k, v, None, 0.0, False)[1]
+        found.append(raw(lse.float()).view(np.float32)[: len(numbers)])
+    return np.concatenate(found)
+
+
+def one_query_values(shape, firsts):
+    """Results of equal weights and of values of 1, but 2^60 at one key and -2^60 at another, by columns: the values lost beside them."""
+    b, h, sk, d = shape
+    rows = []
+    for i in (i for i in firsts if i < sk):
+        row = []
+        for first in range(0, sk, d):
+            part = torch.arange(first, min(first + d, sk), device=DEVICE)
+            v = torch.ones((b, h, sk, d), device=DEVICE, dtype=torch.bfloat16)
+            v[:, :, i] = 2.0**60
+            v[:, :, part, torch.arange(len(part), device=DEVICE)] = -(2.0**60)
+            q, k = (torch.zeros(n, device=DEVICE, dtype=torch.bfloat16) for n in ((b, h, 1, d), (b, h, sk, d)))
+            row.append(RUN["cudnn"](q, k, v, None, 0.0, False)[0].float()[0, 0, 0, : len(part)].cpu().numpy() * sk)
+        rows.append(np.concatenate(row))
+    return np.stack(rows).astype(np.float32)
+
+
+def record_one_query(shape, kept):
+    b, h, sk, d = shape
+    kept[f"sums{shape}"] = one_query_sums(shape)
+    kept[f"values{shape}"] = one_query_values(shape, (0, 1, 8, 16, 32, 64, 130, 200, 256))
+    q, k, v = normals(f"one{shape}", "bfloat16", (b, h, 1, d), (b, h, sk, d), (b, h, sk, d))
+    entry = {"kernels": kernel_names(lambda: RUN["cudnn"](q, k, v, None, 0.0, False))}
+    for dtype in ("bfloat16", "float16"):
+        q, k, v = normals(f"one{shape}", dtype, (b, h, 1, d), (b, h, sk, d), (b, h, sk, d))
+        out = RUN["cudnn"](q, k, v, None, 0.0, False)
+        entry[dtype] = keep(f"one{shape}{dtype}", {"o": out[0], "lse": out[1]}, kept, 4096)
+    return entry
+
+
 def main(out, first, parts):
     kept, entries = {}, {}
     warnings.simplefilter("ignore")
@@ -320,6 +380,7 @@ def main(out, first, parts):
         "dropout": [("masks", lambda: {"found": record_masks()})],
         "choice": [(seed, lambda s=seed: record_choice(s)) for seed in seeds],
         "gradients": [(case, lambda c=case: record_gradient(c, first, kept)) for case in gradient_cases()],
+        "one query": [(shape, lambda s=shape: record_one_query(s, kept)) for shape in ONE_QUERY],
         "calls": [(seed, lambda s=seed: record_call(s, kept)) for seed in seeds[:200]],
     }
     for part in parts:
