@@ -899,9 +899,12 @@ def _attention(call: Call, backend: str) -> Answer:
         state = np.array([seed, offset], np.uint64)
         first = {"cudnn": 6, "efficient": 2}.get(backend, 0)
         states = {first: state[0].astype(np.int64), first + 1: state[1].astype(np.int64)} if first else {6: state}
-    out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
+    out, logarithms = map(np.asarray, attention.attention(q, k, v, backend=backend, dropout=dropout, **options))
+    if backend == "efficient":  # CUTLASS's kernel writes whole warps of queries
+        width = -(-q.shape[2] // 32) * 32 if call["compute_log_sumexp"] else 0
+        logarithms = np.pad(logarithms, [(0, 0), (0, 0), (0, max(width - q.shape[2], 0))], constant_values=np.inf)[..., :width]
     kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
-    return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
+    return Answer((out, logarithms), kernel, ATTENTION, states=states)
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
@@ -915,7 +918,7 @@ def _attention_backward(call: Call, backend: str) -> Answer:
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
     _, q, k, v, _, logsumexp = operands
-    operands[-1] = logsumexp.reshape(*q.shape[:2], -1)[..., : q.shape[2]]  # CUTLASS's kernel pads them
+    operands[-1] = logsumexp.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
     options |= {"open_order": "lockstep", "deterministic": call.deterministic, "dropout": dropout}
     found = attention.attention_backward(*operands, backend=backend, **options)
