@@ -225,8 +225,8 @@ def scaled_dot_product_attention(
             "(faces/torch/function_choices.py)"
         )
     needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    call = _facts_of_call(emulation, operands, attn_mask, dropout_p, is_causal, enable_gqa)
-    backend = "math" if call is None else _choose_backend(call)
+    call = facts_of_call(emulation, operands, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = "math" if call is None else choose_backend(call)
     if backend == "math":
         run, given = torch.ops.aten._scaled_dot_product_attention_math, {"scale": scale, "enable_gqa": enable_gqa}
         if not dropout_p:
@@ -252,7 +252,7 @@ def scaled_dot_product_attention(
     return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
 
 
-def _facts_of_call(
+def facts_of_call(
     emulation: GpuEmulation,
     operands: Sequence[torch.Tensor],
     mask: torch.Tensor | None,
@@ -284,7 +284,7 @@ def has_fixed_orders() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _choose_backend(call: AttentionCall) -> str:
+def choose_backend(call: AttentionCall) -> str:
     """Return the backend that PyTorch takes on the GPU, of those that are switched on."""
     switches = torch.backends.cuda
     enabled = {

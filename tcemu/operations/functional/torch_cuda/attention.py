@@ -358,6 +358,8 @@ def _bind(
     codes = [codes for _, codes in given.values()]
     shapes = [x.shape for x in codes]
     (batch, heads, queries, size), key_shape, value_shape = shapes if all(len(s) == 4 for s in shapes) else _wrong_shapes(shapes)
+    if 0 not in (key_shape[1], value_shape[1]) and key_shape[1] != value_shape[1] and heads % key_shape[1] == heads % value_shape[1] == 0:
+        raise NotModelled(f"{backend}: got {key_shape[1]} heads of keys and {value_shape[1]} of values; known are equal ones")
     groups_fit = 0 not in key_shape and key_shape[:3] == value_shape[:3] and key_shape[0] == batch and heads % key_shape[1] == 0
     if not groups_fit or key_shape[-1] != size:
         _wrong_shapes(shapes)
