@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` within `tcemu.torch.emulate(gpu=...)`, with drawn calls of tests/gpu_runs/attention_calls.py on an H200."""
+"""`scaled_dot_product_attention` within `tcemu.torch.emulate(gpu=...)`, and drawn calls of tests/gpu_runs/attention_calls.py on an H200."""
 
 import json
 import lzma
