@@ -227,6 +227,9 @@ def scaled_dot_product_attention(
     needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
     call = facts_of_call(emulation, operands, attn_mask, dropout_p, is_causal, enable_gqa)
     backend = "math" if call is None else choose_backend(call)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "math":
         run, given = torch.ops.aten._scaled_dot_product_attention_math, {"scale": scale, "enable_gqa": enable_gqa}
         if not dropout_p:
@@ -235,9 +238,6 @@ def scaled_dot_product_attention(
         weights = run(*wide[:2], wide[2][..., :0], attn_mask, 0.0, is_causal, None, **given)[1]  # of no values: the weights alone
         values = wide[2].repeat_interleave(query.shape[-3] // value.shape[-3], -3) if enable_gqa else wide[2]
         return (dropout(torch.dropout, weights, dropout_p, True) @ values).to(query.dtype)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
-        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "cudnn":
         run = torch.ops.aten._scaled_dot_product_cudnn_attention
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
