@@ -217,8 +217,11 @@ def scaled_dot_product_attention(
     Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
     """
     operands = (query, key, value)
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("scaled_dot_product_attention: got attn_mask and is_causal=True, which PyTorch refuses")
+    if (attn_mask is not None and is_causal) or len({x.dtype for x in operands}) > 1:
+        raise RuntimeError(
+            f"scaled_dot_product_attention: got {', '.join(str(x.dtype) for x in operands)}, {is_causal=}, and "
+            f"{'an' if attn_mask is not None else 'no'} attn_mask; PyTorch refuses other dtypes, and a mask beside is_causal"
+        )
     if any(x.is_nested for x in operands):
         raise NotModelled(
             "scaled_dot_product_attention: nested tensors, and variable lengths, have no rule; pad the sequences and give attn_mask "

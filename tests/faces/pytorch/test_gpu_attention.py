@@ -92,7 +92,19 @@ def test_nested_tensors_are_refused_by_name():
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def test_a_mask_beside_is_causal_is_refused_as_pytorch_does():
-    x = torch.ones(1, 1, 4, 16, dtype=torch.bfloat16)
-    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"), pytest.raises(RuntimeError, match="attn_mask and is_causal"):
-        torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(4, 4, dtype=torch.bool), is_causal=True)
+def test_what_pytorch_refuses_is_refused():
+    x, attend = torch.ones(1, 1, 4, 16, dtype=torch.bfloat16), torch.nn.functional.scaled_dot_product_attention
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        with pytest.raises(RuntimeError, match="a mask beside is_causal"):
+            attend(x, x, x, attn_mask=torch.ones(4, 4, dtype=torch.bool), is_causal=True)
+        with pytest.raises(RuntimeError, match=r"bfloat16, torch\.float32"):
+            attend(x, x.float(), x)
+
+
+def test_a_mask_of_booleans_hides_keys_in_the_math_form():
+    """Of a head size of 4, which with a mask the math form alone takes."""
+    x, mask = torch.eye(4, dtype=torch.bfloat16)[None, None], torch.tensor([[True, False, True, True]])
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100", unknown="leave") as emulated:
+        out = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.expand(4, 4))
+    assert "aten._safe_softmax" in {line.operator for line in emulated.report()}
+    assert (out[..., 1] == 0).all() and (out[..., 0] > 0).all()
