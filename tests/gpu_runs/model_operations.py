@@ -37,10 +37,9 @@ import transformers as tf
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SAMPLE, BUDGET = 64, 700_000  # words of each result; bytes of whole results of a case
+SAMPLE, BUDGET = 64, 250_000  # words of each result; bytes of whole results of a case, of which float32 has three times as many
 KEPT = ("attention", "convolution", "native_layer_norm_backward", "embedding_dense_backward", "_fused_rms_norm", "_grouped_mm")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-LLM = dict(max_position_embeddings=1024, vocab_size=320)
 
 
 def generator(*seed):
@@ -64,15 +63,11 @@ def fill(model, dtype, device):
     return model.to(dtype).to(device)
 
 
-def language_model(kind, attention, dtype, device, **sizes):
-    config = getattr(tf, kind[1])(**{**LLM, **sizes})
-    config._attn_implementation = attention
-    return fill(getattr(tf, kind[0])(config), dtype, device).eval()
-
-
 QWEN, LLAMA = ("Qwen3ForCausalLM", "Qwen3Config"), ("LlamaForCausalLM", "LlamaConfig")
 MOE, GEMMA, GPT2 = ("Qwen3MoeForCausalLM", "Qwen3MoeConfig"), ("Gemma3ForCausalLM", "Gemma3TextConfig"), ("GPT2LMHeadModel", "GPT2Config")
 BERT, VIT = ("BertModel", "BertConfig"), ("ViTForImageClassification", "ViTConfig")
+BERT_CLASSES = ("BertForSequenceClassification", "BertConfig")
+T5, WHISPER = ("T5ForConditionalGeneration", "T5Config"), ("WhisperForConditionalGeneration", "WhisperConfig")
 MINILM = ("MiniLM",)
 
 
@@ -91,6 +86,8 @@ def forward(batch, tokens, mask=None):
         more = {} if mask is None else {"attention_mask": (torch.arange(tokens)[None] < torch.tensor(mask)[:, None]).long().to(device)}
         if model.config.model_type != "bert":
             more["use_cache"] = False
+        if model.config.model_type == "t5":
+            more["decoder_input_ids"] = ids(batch, max(1, tokens // 3), device)
         with torch.no_grad():
             return model(input_ids=ids(batch, tokens, device), **more)[0]
 
@@ -101,6 +98,16 @@ def image(batch, size, dtype):
     def run(model, device):
         with torch.no_grad():
             return model(pixel_values=uniform(generator(3), (batch, 3, size, size)).to(dtype).to(device)).logits
+
+    return run
+
+
+def speech(batch, tokens, dtype):
+    def run(model, device):
+        frames = 2 * model.config.max_source_positions
+        sound = uniform(generator(3), (batch, model.config.num_mel_bins, frames)).to(dtype).to(device)
+        with torch.no_grad():
+            return model(input_features=sound, decoder_input_ids=ids(batch, tokens, device), use_cache=False)[0]
 
     return run
 
@@ -192,14 +199,25 @@ def decode(tokens, steps):
     return run
 
 
-def train(batch, tokens, autocast=None, optimizer="AdamW", steps=1, **options):
+def train(batch, tokens, autocast=None, optimizer="AdamW", steps=1, seed=None, image=None, **options):
+    """Steps on token ids, or on images of a size; the labels are the ids, or classes."""
+
     def run(model, device):
         model.train()
-        given, kind = ids(batch, tokens, device), getattr(torch.optim, optimizer)
+        if image is None:
+            given = {"input_ids": ids(batch, tokens, device)}
+            causal = model.config.model_type != "bert"
+            given |= {"labels": given["input_ids"], "use_cache": False} if causal else {"labels": given["input_ids"][:, 0] % 3}
+        else:
+            pixels = uniform(generator(3), (batch, 3, image, image)).to(next(model.parameters()).dtype).to(device)
+            given = {"pixel_values": pixels, "labels": ids(batch, 1, device)[:, 0] % 10}
+        kind = getattr(torch.optim, optimizer)
         stepper = kind(model.parameters(), lr=1e-3, **options)
+        if seed is not None:
+            torch.manual_seed(seed)
         for _ in range(steps):
-            with torch.autocast(given.device.type, autocast) if autocast else contextlib.nullcontext():
-                loss = model(input_ids=given, labels=given, use_cache=False).loss
+            with torch.autocast(torch.device(device).type, autocast) if autocast else contextlib.nullcontext():
+                loss = model(**given).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             stepper.step()
@@ -210,6 +228,28 @@ def train(batch, tokens, autocast=None, optimizer="AdamW", steps=1, **options):
 
 
 NO_DROPOUT = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+def bert(hidden, layers, heads, **more):
+    return dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * hidden, **more)
+
+
+def gpt2(hidden, layers, heads, **more):
+    return dict(n_embd=hidden, n_layer=layers, n_head=heads, n_positions=1024, **more)
+
+
+def vit(hidden, layers, heads, size):
+    return dict(**bert(hidden, layers, heads), image_size=size, patch_size=16, num_labels=10)
+
+
+def encoder_decoder(hidden, layers, heads):
+    return dict(d_model=hidden, d_ff=4 * hidden, num_layers=layers, num_heads=heads, d_kv=hidden // heads, decoder_start_token_id=0)
+
+
+def hearing(hidden, layers, heads, frames):
+    more = dict(max_source_positions=frames, max_target_positions=64, num_mel_bins=80, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * hidden))}
+    return dict(d_model=hidden, decoder_start_token_id=1, **sides, **more)
+
+
 CASES = {  # model, attention, dtype, sizes, run
     "qwen3_sdpa": (QWEN, "sdpa", BF16, decoder(512, 1408, 3, 8, 2, head_dim=64), forward(1, 137)),
     "qwen3_eager": (QWEN, "eager", BF16, decoder(256, 704, 2, 4, 2, head_dim=64), forward(1, 700)),
@@ -245,6 +285,38 @@ CASES = {  # model, attention, dtype, sizes, run
     "minilm_eager_f32": (MINILM, "eager", F32, {}, embed(2)),
     "minilm_long_bf16": (MINILM, "sdpa", BF16, {}, embed(2)),
     "minilm_short_f32": (MINILM, "sdpa", F32, {}, embed(1)),
+    # recorded after every rule of the cases above was written
+    "qwen3_sdpa_c": (QWEN, "sdpa", BF16, decoder(640, 1792, 4, 10, 5, head_dim=64), forward(1, 211)),
+    "qwen3_eager_c": (QWEN, "eager", F16, decoder(384, 1088, 5, 6, 2, head_dim=64), forward(2, 19)),
+    "qwen3_long_c": (QWEN, "sdpa", BF16, decoder(256, 768, 2, 4, 1, head_dim=64), forward(1, 690)),
+    "llama_f16_c": (LLAMA, "sdpa", F16, decoder(512, 1536, 6, 8, 8), forward(1, 1)),
+    "llama_bf16_c": (LLAMA, "sdpa", BF16, decoder(960, 2560, 2, 15, 5), forward(1, 77)),
+    "llama_eager_c": (LLAMA, "eager", BF16, decoder(768, 2048, 2, 12, 12), forward(2, 27)),
+    "llama_f32_c": (LLAMA, "sdpa", F32, decoder(576, 1536, 2, 9, 3), forward(1, 30)),
+    "llama_f32_eager_c": (LLAMA, "eager", F32, decoder(384, 1024, 2, 6, 2), forward(2, 21)),
+    "gemma3_c": (GEMMA, "sdpa", BF16, decoder(640, 2048, 3, 4, 1, head_dim=256, query_pre_attn_scalar=256, sliding_window=32), forward(1, 57)),
+    "gemma3_eager_c": (GEMMA, "eager", BF16, decoder(512, 1024, 2, 4, 2, head_dim=128, query_pre_attn_scalar=128, sliding_window=16), forward(2, 41)),
+    "qwen3moe_c": (MOE, "sdpa", BF16, decoder(512, 1408, 2, 8, 2, head_dim=64, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=256), forward(1, 103)),
+    "gpt2_c": (GPT2, "sdpa", F16, gpt2(768, 3, 12), forward(3, 43)),
+    "gpt2_f32_c": (GPT2, "sdpa", F32, gpt2(384, 2, 6), forward(1, 22)),
+    "bert_c": (BERT, "sdpa", BF16, bert(512, 4, 8), forward(3, 33, (33, 20, 9))),
+    "bert_f32_c": (BERT, "eager", F32, bert(256, 3, 4), forward(2, 24, (24, 11))),
+    "vit_c": (VIT, "sdpa", F16, vit(768, 3, 12, 224), image(1, 224, F16)),
+    "vit_eager_c": (VIT, "eager", BF16, vit(384, 4, 6, 96), image(3, 96, BF16)),
+    "vit_f32_c": (VIT, "sdpa", F32, vit(192, 2, 3, 64), image(1, 64, F32)),
+    "t5_c": (T5, "eager", BF16, encoder_decoder(512, 3, 8), forward(2, 45)),
+    "whisper_c": (WHISPER, "sdpa", F16, hearing(384, 2, 6, 100), speech(1, 11, F16)),
+    "qwen3_decode_c": (QWEN, "sdpa", BF16, decoder(512, 1408, 2, 8, 4, head_dim=64), decode(33, 2)),
+    "llama_decode_c": (LLAMA, "sdpa", F16, decoder(768, 2048, 2, 12, 12), decode(64, 2)),
+    "llama_decode_f32_c": (LLAMA, "sdpa", F32, decoder(256, 768, 2, 4, 2), decode(15, 1)),
+    "qwen3_train_c": (QWEN, "sdpa", BF16, decoder(512, 1408, 2, 8, 4, head_dim=64), train(2, 61)),
+    "qwen3_train_eager_c": (QWEN, "eager", BF16, decoder(640, 1792, 2, 5, 5, head_dim=128), train(1, 150)),
+    "qwen3_train_f16_c": (QWEN, "sdpa", F16, decoder(384, 1088, 2, 6, 6, head_dim=64), train(1, 110, steps=2)),
+    "gpt2_train_dropout_c": (GPT2, "eager", BF16, gpt2(384, 2, 6, attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1), train(2, 37, seed=1234)),
+    "gpt2_train_autocast_c": (GPT2, "sdpa", F32, gpt2(512, 2, 8, attn_pdrop=0.0, embd_pdrop=0.1, resid_pdrop=0.1), train(1, 50, BF16, seed=77)),
+    "bert_train_c": (BERT_CLASSES, "eager", BF16, bert(256, 2, 4, num_labels=3), train(3, 40, seed=5)),
+    "vit_train_c": (VIT, "eager", BF16, vit(256, 2, 4, 96), train(4, 0, image=96)),
+    "llama_train_f32_c": (LLAMA, "eager", F32, decoder(256, 768, 1, 4, 4), train(1, 32)),
 }  # fmt: skip
 
 
@@ -254,12 +326,12 @@ def make(name, device):
         sizes = {**sizes, **NO_DROPOUT}
     if kind is MINILM:
         model = minilm(attention, dtype, device)
-    elif kind in (VIT,):
-        config = tf.ViTConfig(**sizes)
-        config._attn_implementation = attention
-        model = fill(tf.ViTForImageClassification(config), dtype, device).eval()
     else:
-        model = language_model(kind, attention, dtype, device, **sizes)
+        vocabulary = {} if kind is VIT else {"vocab_size": 320}
+        places = {} if kind in (VIT, WHISPER, T5) else {"max_position_embeddings": 1024}
+        config = getattr(tf, kind[1])(**vocabulary, **places, **sizes)
+        config._attn_implementation = attention
+        model = fill(getattr(tf, kind[0])(config), dtype, device).eval()
     return model, lambda: run(model, device)
 
 
@@ -318,7 +390,8 @@ class Log(TorchDispatchMode):
                 "first": encode(words[:SAMPLE]),
                 "some": encode(words[places]),
             }
-            if self.check is None and x.is_floating_point() and any(k in name for k in KEPT) and words.nbytes <= self.budget:
+            kept = any(k in name for k in KEPT) or (x.dtype == F32 and name.endswith("mm"))
+            if self.check is None and x.is_floating_point() and kept and words.nbytes <= self.budget:
                 self.budget -= words.nbytes
                 found["whole"] = encode(words)
             row["out"].append(found)
@@ -329,17 +402,27 @@ class Log(TorchDispatchMode):
 
 
 def kernels(run):
-    """The kernels of each operator of a second run."""
+    """The operators of a second run that multiply matrices, with operands' sizes and strides, and their kernels with grids."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
         run()
         torch.cuda.synchronize()
-    rows = {}
-    for event in found.events():
-        if event.kernels:
-            key = json.dumps([event.name, [list(s) for s in event.input_shapes or []], [k.name[:200] for k in event.kernels]])
-            rows[key] = rows.get(key, 0) + 1
+    path = f"/tmp/trace_{os.getpid()}.json"
+    found.export_chrome_trace(path)
+    events = sorted(json.loads(pathlib.Path(path).read_text())["traceEvents"], key=lambda event: event.get("ts", 0))
+    launches = collections.defaultdict(list)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memset") and "External id" in event["args"]:
+            args = event["args"]
+            launches[args["External id"]].append([event["name"][:300], args.get("grid"), args.get("block")])
+    rows = collections.Counter()
+    for event in events:
+        if event.get("cat") == "cpu_op" and re.search("mm$|convolution|attention", event["name"]):
+            args = event["args"]
+            if args.get("External id") in launches:
+                key = [event["name"], args.get("Input Dims"), args.get("Input Strides"), args.get("Input type"), launches[args["External id"]]]
+                rows[json.dumps(key)] += 1
     return [[*json.loads(key), count] for key, count in rows.items()]
 
 
@@ -357,7 +440,9 @@ def record(folder, names):
         try:
             model, run = make(name, device)
             before = parameters(model)
-            with Log() as log:
+            log = Log()
+            log.budget *= 3 if CASES[name][2] == F32 else 1
+            with log:
                 run()
             facts = {
                 "torch": torch.__version__,
@@ -379,7 +464,7 @@ def record(folder, names):
         except Exception:
             print(name, "FAILED", flush=True)
             traceback.print_exc(limit=4)
-        if time.time() - BEGAN > 85:
+        if time.time() - BEGAN > float(os.environ.get("LIMIT_S", 85)):
             print("out of time", flush=True)
             break
 
