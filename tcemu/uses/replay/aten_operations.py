@@ -766,6 +766,17 @@ def _cumsum(call: Call) -> Answer:
     return Answer((call_by_numpy(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
+def _histc(call: Call) -> Answer:
+    """Count the elements of each bin: counts are integers, which atomic additions in any order give."""
+    x, low, high, bins = call["self"], call["min"], call["max"], call["bins"]
+    if call.dtype != F32 or x.size >= 1 << 24 or low >= high:
+        raise NotModelled(f"histc: got {x.size} elements of {x.dtype} from {low} to {high}; known are float32, below 2^24, from min < max")
+    low, high = F32.type(low), F32.type(high)
+    inside = x[(x >= low) & (x <= high)]
+    places = np.minimum(((inside - low) * F32.type(bins) / (high - low)).astype(np.int64), bins - 1)
+    return Answer((np.bincount(places, minlength=bins).astype(F32),), "SummaryOps.cu", Evidence(BY_RULE, "PyTorch's source"))
+
+
 # ---- sorting
 
 TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
@@ -1002,6 +1013,7 @@ OPERATIONS: dict[str, Operation] = {
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
     ),
     "cumsum": Operation("self, dim, dtype=None", _cumsum),
+    "histc": Operation("self, bins=100, min=0, max=0", _histc),
     "_scaled_dot_product_cudnn_attention": Operation(
         "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None",
         partial(_attention, backend="cudnn"),
