@@ -1,17 +1,20 @@
 """Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
 
-`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels of the layers of usual models that were
-recorded on an H200 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), or from rules. Rules: nvjet's
-thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel
-that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
-`benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and says what a recording would teach.
+`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels that were recorded on an H200
+(`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), from what cuBLASLt proposed there for the layers of
+public models, over the number of tokens (`torch_product_proposals.json.xz`, written by `benchmarks/model_products.py`), or from rules.
+Rules: nvjet's thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order
+of the kernel that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch
+(`torch_product_rules.json.xz`, written by `benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and
+says what a recording would teach.
 
 Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,
-torch_proposals.py); the workspace of cuBLASLt in PyTorch, at::cuda::getCUDABlasLtWorkspaceSize.
+torch_proposals.py, model_products.py); the workspace of cuBLASLt in PyTorch, at::cuda::getCUDABlasLtWorkspaceSize.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +30,7 @@ from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.product_kernels import (
     BYTES,
+    LARGE_K_TILE,
     LAYOUTS,
     NVJET_GRAIN,
     Launch,
@@ -40,7 +44,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kern
 from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.operations.products.recipe_kinds import ProductOperands
-from tcemu.uses.replay.kernel_choices import STAGE_TILES, ChoiceTree
+from tcemu.uses.replay.kernel_choices import STAGE_TILES, ChoiceTree, nvjet_slices
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
 
@@ -50,6 +54,11 @@ LAUNCHES_FILE = Path(__file__).parent / "torch_product_launches.json.xz"
 LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch product launches", 1
 LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "products")
 RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
+PROPOSALS_FILE = Path(__file__).parent / "torch_product_proposals.json.xz"
+FLOAT32_FILE = Path(__file__).parent / "torch_product_float32.json.xz"
+PROPOSALS_KIND, PROPOSALS_VERSION = "tcemu torch product proposals", 1
+PROPOSALS_FIELDS = ("gpu", "library", "date", "launched", "orders", "curves")
+NOT_ASKED, NOT_TOLD = -1, -2  # in place of an order: cuBLASLt was not asked, or proposed a kernel whose order a proposal does not tell
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -59,7 +68,7 @@ TILES = (
     (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 32), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128),
 )  # fmt: skip
 LEAF_SIZES = (20, 60, 200)  # proposals in a leaf from which it counts as another rule
-MEASURED, RULE, RECORDED = "measured", "by rule", "recorded kernels"
+MEASURED, RECORDED, PROPOSED, RULE = "measured", "recorded kernels", "proposed", "by rule"
 
 
 class ProductChoice(NamedTuple):
@@ -69,9 +78,9 @@ class ProductChoice(NamedTuple):
     recipe: KernelRecipe
     addend_first: bool  # the addend is a slice before the first one; else the recipe's epilogue adds it
     kernels: str  # the kind of kernel
-    source: str  # "measured", "by rule" or "recorded kernels"
+    source: str  # "measured", "recorded kernels", "proposed" or "by rule"
     evidence: str
-    probability: float | None = None  # of a rule
+    probability: float | None = None  # of a proposal or a rule
 
     def __str__(self) -> str:
         share = "" if self.probability is None else f", probability {self.probability:.4f}"
@@ -114,8 +123,27 @@ def recorded_launches() -> RecordedLaunches:
     return RecordedLaunches(data["gpu"], {TorchProduct(*product): tuple(map(read, kernels)) for *product, kernels in data["products"]})
 
 
+class ProposedOrders(NamedTuple):
+    """The contents of `torch_product_proposals.json.xz`: the orders of the kernels that cuBLASLt proposed, over the number of tokens."""
+
+    gpu: str
+    library: str
+    date: str
+    launched: RuleCount  # launched products, and those of them whose kernels had the proposal's order
+    orders: list[list]  # by their short names
+    curves: dict[tuple[str, int, int], list[int]]  # by `form_name` and the other two sizes: the first tokens and the order of each run
+
+
+@lru_cache
+def proposed_orders(file: Path = PROPOSALS_FILE) -> ProposedOrders:
+    """Read the proposals of this package, of 16-bit products or of float32."""
+    data = check_saved("proposals", decompress_json(file.read_bytes()), PROPOSALS_KIND, PROPOSALS_VERSION, PROPOSALS_FIELDS)
+    curves = {(form, x, y): runs for form, columns in data["curves"].items() for x, y, runs in zip(*columns, strict=True)}
+    return ProposedOrders(data["gpu"], data["library"], data["date"], RuleCount(*data["launched"]), data["orders"], curves)
+
+
 def form_name(call: TorchProduct) -> str:
-    """Return the name of a product's tree."""
+    """Return the name of a product's tree, and of its curve of proposals."""
     return f"{SHORT[call.dtype]}-{call.layout}{'-bias' if call.addend == 'columns' else ''}{'-batch' if call.batch > 1 else ''}"
 
 
@@ -143,7 +171,7 @@ def leaf_rule(form: str, kind: str, proposals: int) -> str:
 OPEN = "open"
 KINDS = {
     "fma": "a chain of f32 fma", "fma cut": "CUTLASS f32", "deal": "XMMA f32", "sn t": "gemmSN_TN", "sn n": "gemmSN_NN",
-    "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
+    "large k": "sgemm_largek", "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
 }  # fmt: skip
 IN_PLACE, OUTPUT_TYPE = 1, 4  # cublasLtReductionScheme_t
 
@@ -168,6 +196,8 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
         return NamedOrder(SliceOrder(Lanes(), single))
     if kind == "fma cut":  # the length of a slice, and 1 where the running sum is stored in place
         return NamedOrder(SliceOrder(Lanes(), cut_evenly(k, numbers[0])), addend_first=len(numbers) > 1 and call.addend is not None)
+    if kind == "large k":
+        return NamedOrder(SliceOrder(Lanes(), Slices.even(k, numbers[0], LARGE_K_TILE) if numbers[0] > 1 else single))
     if kind == "deal":
         return NamedOrder(SliceOrder(Lanes(), Slices.interleaved(k, numbers[0], 8)))
     if kind == "sn t":
@@ -177,7 +207,7 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
     if kind == "nvjet":
         return NamedOrder(SliceOrder(tensor_core(call), single))
     if kind == "nvjet cut":
-        return NamedOrder(SliceOrder(tensor_core(call), Slices.even(k, numbers[0], NVJET_GRAIN)))
+        return NamedOrder(SliceOrder(tensor_core(call), nvjet_slices(k, numbers[0], NVJET_GRAIN)))
     if kind == OPEN:
         raise NotModelled(f"{call}: the kernel adds its slices in the order in which they arrive: the order is open")
     stages = numbers[1]  # after the algorithm
@@ -192,6 +222,8 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
 
 
 # ---- the choice
+
+TEACH = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
 
 
 def choose_kernel(
@@ -228,14 +260,13 @@ def choose_kernel(
     known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    ruled = nvjet_choice(call, gpu) or tree_choice(call, gpu)
-    teach = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
+    ruled = proposed_choice(call, gpu) or nvjet_choice(call, gpu) or tree_choice(call, gpu)
     if ruled is None:
-        raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {teach}")
+        raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
         raise NotModelled(
             f"{call}: {ruled.kernels}, {ruled.recipe.slices}, has a probability of {ruled.probability:.3f} only, and min_probability is "
-            f"{min_probability}; {teach}"
+            f"{min_probability}; {TEACH}"
         )
     return ruled
 
@@ -260,6 +291,28 @@ def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     found = order_of_kernels(recorded.launches[call], call)
     evidence = f"its kernels on an {recorded.gpu}{'' if gpu in recorded.gpu else f', assumed for an {gpu}'}; {found.evidence}"
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
+
+
+def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a layer whose curve of proposals has the number of tokens; None for others.
+
+    Raises NotModelled where the proposal does not tell the order.
+    """
+    if call.batch > 1 or call.addend == "outputs" or call.dtype != "float32":
+        return None
+    table = proposed_orders(FLOAT32_FILE if call.dtype == "float32" else PROPOSALS_FILE)
+    x, y, tokens = (call.m, call.n, call.k) if call.layout == "cr" else (call.n, call.k, call.m)
+    runs = table.curves.get((form_name(call), x, y), [])
+    at = bisect_right(runs[::2], tokens)
+    number = runs[2 * at - 1] if at else NOT_ASKED
+    if number == NOT_ASKED:
+        return None
+    if number == NOT_TOLD:
+        raise NotModelled(f"{call}: cuBLASLt proposed a kernel on an {table.gpu} whose order the proposal does not tell; {TEACH}")
+    last = f"to {runs[2 * at] - 1}" if 2 * at < len(runs) else "on"
+    why = f"{table.library} proposed this order for {runs[2 * at - 2]} {last} tokens, on {table.date}"
+    order = table.orders[number]
+    return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, table.launched, gpu, source=PROPOSED, found_on=table.gpu)
 
 
 def is_aligned(call: TorchProduct) -> bool:
@@ -306,14 +359,17 @@ def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu)
 
 
-def _ruled(call: TorchProduct, order: NamedOrder, kernels: str, why: str, count: RuleCount, gpu: str) -> ProductChoice:
-    """Return the choice of a rule."""
+def _ruled(
+    call: TorchProduct, order: NamedOrder, kernels: str, why: str, count: RuleCount, gpu: str, *, source: str = RULE, found_on: str = ""
+) -> ProductChoice:
+    """Return the choice of a rule, or of a proposal."""
+    found_on = found_on or product_rules().gpu
     split = order.slices.slices.dealt is not None or len(order.slices.slices.edges) > 2
     # nvjet adds an addend [M, N] to the rounded total, and a split sum in the result's format is rounded before a bias
     before = call.addend == "outputs" and kernels == "nvjet" and not split
     before |= call.addend == "columns" and kernels == "CUTLASS" and split and not order.addend_first
     bias = None if call.addend is None or order.addend_first else f"{call.format} {call.addend}"
-    where = "" if gpu in product_rules().gpu else f"; found on an {product_rules().gpu}, assumed for an {gpu}"
+    where = "" if gpu in found_on else f"; found on an {found_on}, assumed for an {gpu}"
     evidence = f"{why}; right for {count.right:,} of {count.asked:,} shapes that it was tried on{where}"
     conditions = Conditions(
         call.m, call.n, library="torch", gpu=gpu, layout=call.layout, bias=bias, evidence=evidence, probability=count.probability
@@ -321,7 +377,7 @@ def _ruled(call: TorchProduct, order: NamedOrder, kernels: str, why: str, count:
     factors = F32 if isinstance(order.slices.unit, Lanes) else call.format
     epilogue = Epilogue(between=call.format if before else None)
     recipe = KernelRecipe(factors, factors, call.format, order.slices.unit, order.slices.slices, order.merge, epilogue, conditions)
-    return ProductChoice(call, recipe, order.addend_first, kernels, RULE, evidence, count.probability)
+    return ProductChoice(call, recipe, order.addend_first, kernels, source, evidence, count.probability)
 
 
 # ---- the product
