@@ -1,12 +1,15 @@
 """Which kernels PyTorch's products in float32 get on a GPU: cuBLASLt's proposals for layers of usual models, and kernels of products with a vector.
 
-    python tests/gpu_runs/float32_products.py proposals OUT SECONDS PROCESSES
+    python tests/gpu_runs/float32_products.py layers|far|further OUT SECONDS PROCESSES
     python tests/gpu_runs/float32_products.py vectors OUT SECONDS
+    python tests/gpu_runs/float32_products.py words OUT SECONDS
 
-proposals: OUT/layers.npz. For each form and each (K, N) of `layers`, the numbers of tokens from which the choice is another one. The tokens
-    are M, and K of a weight's gradient. Every number up to `DENSE` is asked about, and every fourth up to `MOST`; numbers between two that
-    differ are asked about too. `held_out` has other numbers, drawn by a seed.
+layers, far, further: OUT/layers.npz, and so on. For each form and each (K, N) of the survey, the numbers of tokens from which the choice is
+    another one. The tokens are M, and K of a weight's gradient. Every number up to `DENSE` is asked about, every fourth up to `MOST`, and
+    every 32nd up to `FARTHEST`; numbers between two that differ are asked about too. `held_out` has other numbers, drawn by a seed.
 vectors: OUT/vectors.json.xz. Kernels with grids of products with one row or one column, as a profiler lists them.
+words: OUT/words.npz. Kernels, probes and words of some of these; words of attention in float32 and of its gradients. OUT/other_vectors.json.xz:
+    kernels of other sizes, by which what holds between the first ones is judged.
 """
 
 import collections
@@ -22,12 +25,20 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 FORMS = (("f32", "rc", 0, 0), ("f32", "rc", 1, 0), ("f32", "rr", 0, 0), ("f32", "rr", 1, 0), ("f32", "cr", 0, 0))
-DENSE, MOST = 256, 1024
+DENSE, MOST, FARTHEST = 256, 1024, 4096
 HIDDEN = (128, 192, 256, 320, 384, 512, 576, 640, 768, 896, 960, 1024, 1280)
 INNER = {256: (704, 768, 1088), 384: (1024,), 512: (1408, 1376, 1536), 576: (1536,), 640: (1728, 1792), 768: (2048,), 896: (2432, 4864),
          960: (2560,), 1024: (2816, 3072)}  # fmt: skip
 MORE = ((2048, 2048), (2048, 8192), (8192, 2048), (1536, 1536), (1536, 8960), (8960, 1536), (4096, 4096), (4096, 14336), (14336, 4096))
 OUTPUTS = (2, 3, 10, 320, 1000)
+FURTHER = (448, 704, 832, 1088, 1152, 1216, 1536, 1600, 2048)
+PUBLIC = (  # outputs and inputs of layers of public models
+    (384, 30522), (768, 30522), (1024, 30522), (768, 50257), (1024, 50257), (768, 50265), (384, 51865), (512, 51865), (768, 51865), (512, 32128),
+    (768, 32128), (576, 49152), (960, 49152), (640, 262144), (896, 151936), (1024, 151936), (896, 128), (896, 256), (640, 1024), (1024, 640),
+    (640, 256), (256, 640), (640, 2048), (2048, 640), (1024, 2048), (1024, 3072), (3072, 1024), (2048, 256), (2048, 512), (2048, 5632),
+    (5632, 2048), (1152, 6912), (6912, 1152), (1152, 256), (1152, 1024), (512, 1024), (768, 2), (768, 3), (384, 6), (1024, 2), (312, 312),
+    (312, 1200), (1200, 312), (128, 30522), (128, 512), (512, 128), (4096, 1024), (1024, 4096), (768, 128), (128, 768), (4096, 128),
+)  # fmt: skip
 
 
 def layers():
@@ -40,20 +51,32 @@ def layers():
     return list(dict.fromkeys((*found, *MORE)))
 
 
+def further_layers():
+    """(K, N) of other layers."""
+    found = []
+    for h in FURTHER:
+        found += [(h, h), (h, 4 * h), (4 * h, h), (h, 3 * h), (h, 2 * h), (2 * h, h), (h, 320), (h, 10), (h, 1000), (h, h // 2), (h, h // 4)]
+    return [pair for pair in dict.fromkeys((*PUBLIC, *found)) if pair not in layers()]
+
+
 def operands(form, k, n, tokens):
     """M, K and N of a layer's product for a number of tokens, and the batch."""
     return (k, tokens, n, 1) if form[1] == "cr" else (tokens, k, n, 1)
 
 
-def work(part, parts, until, queue):
+NEAR, FAR = (*range(1, DENSE), *range(DENSE, MOST, 4), MOST), tuple(range(MOST, FARTHEST + 1, 32))
+SURVEYS = {"layers": (layers, NEAR), "far": (layers, FAR), "further": (further_layers, (*NEAR, *FAR[1:]))}
+
+
+def work(part, parts, until, survey, queue):
     import torch_proposals
 
-    asker, found = torch_proposals.Asker(torch_proposals.library()), {}
-    for number in range(part, len(FORMS) * len(layers()), parts):
+    asker, found, every, grid = torch_proposals.Asker(torch_proposals.library()), {}, SURVEYS[survey][0](), SURVEYS[survey][1]
+    for number in range(part, len(FORMS) * len(every), parts):
         if time.time() > until:
             break
         layer, which = divmod(number, len(FORMS))
-        form, (k, n) = FORMS[which], layers()[layer]
+        form, (k, n) = FORMS[which], every[layer]
         known = {}
 
         def ask(tokens, form=form, k=k, n=n, known=known):
@@ -61,27 +84,26 @@ def work(part, parts, until, queue):
                 known[tokens] = asker.ask(form, *operands(form, k, n, tokens))
             return known[tokens]
 
-        for tokens in range(1, DENSE + 1):
-            ask(tokens)
-        for tokens in range(DENSE, MOST, 4):
-            if ask(tokens) != ask(tokens + 4):
-                for between in range(tokens + 1, tokens + 4):
-                    ask(between)
+        pairs = list(zip(grid, grid[1:], strict=False))
+        while pairs:
+            low, high = pairs.pop()
+            if ask(low) != ask(high) and high - low > 1:
+                pairs += [(low, (low + high) // 2), ((low + high) // 2, high)]
         changes, last = [], None
         for tokens in sorted(known):
             if known[tokens] != last:
                 last = known[tokens]
                 changes.append((tokens, last))
-        others = np.random.default_rng(number).integers(DENSE, MOST, 12).tolist()
+        others = np.random.default_rng(number).integers(grid[0], grid[-1], 16).tolist()
         held_out = [(tokens, asker.ask(form, *operands(form, k, n, tokens))) for tokens in others if tokens not in known]
         found[number] = changes, held_out
     queue.put(found)
 
 
-def record_proposals(out, seconds, parts):
+def record_proposals(out, seconds, parts, survey):
     until, context = time.time() + seconds, mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=work, args=(part, parts, until, queue)) for part in range(parts)]
+    queue, every = context.Queue(), SURVEYS[survey][0]()
+    workers = [context.Process(target=work, args=(part, parts, until, survey, queue)) for part in range(parts)]
     for worker in workers:
         worker.start()
     found = {number: rows for _ in workers for number, rows in queue.get(timeout=seconds + 30).items()}
@@ -91,8 +113,8 @@ def record_proposals(out, seconds, parts):
         for which in (0, 1)
     ]
     keep = {name: np.array(rows, np.int32).reshape(-1, 3) for name, rows in zip(("changes", "held_out"), flat, strict=True)}
-    np.savez_compressed(f"{out}/layers.npz", **keep, choices=np.array(list(table), np.int64), layers=np.array(layers()))
-    print(len(found), "of", len(FORMS) * len(layers()), "rows,", {name: len(rows) for name, rows in keep.items()}, len(table), "choices")
+    np.savez_compressed(f"{out}/{survey}.npz", **keep, choices=np.array(list(table), np.int64), layers=np.array(every))
+    print(survey, len(found), "of", len(FORMS) * len(every), "rows,", {key: len(rows) for key, rows in keep.items()}, len(table), "choices")
 
 
 # ---- products with a vector: (dtype, m, k, n, batch, layout, addend)
@@ -120,12 +142,25 @@ def vectors():
     return list(dict.fromkeys(map(tuple, every)))
 
 
-def record_vectors(out, seconds):
+def other_vectors():
+    """Products with one row of public layers, and of drawn sizes, a third each of multiples of 8, multiples of 4, and any."""
+    rng, found = np.random.default_rng(5), []
+    for layout in ("rc", "rr"):
+        for addend in (None, "columns"):
+            found += [("float32", 1, k, n, 1, layout, addend) for k, n in dict.fromkeys((*PUBLIC, *further_layers(), *layers())) if k * n <= 1 << 27]
+            for number in range(450):
+                k, n = (int(x) for x in np.exp(rng.uniform(np.log((24, 2)), np.log((4096, 12000)))))
+                unit = (8, 4, 1)[number % 3]
+                found.append(("float32", 1, -(-k // unit) * unit, -(-n // unit) * unit, 1, layout, addend))
+    return list(dict.fromkeys(found))
+
+
+def record_vectors(out, seconds, todo, name="vectors"):
     import torch
     import record_operators
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    started, names, found, todo = time.time(), {}, [], vectors()
+    started, names, found = time.time(), {}, []
     for start in range(0, len(todo), 160):
         if time.time() - started > seconds:
             break
@@ -133,11 +168,85 @@ def record_vectors(out, seconds):
         for p, kernels in zip(group, record_operators.profiled(group), strict=True):
             found.append([*p, [[names.setdefault(kernel[0], len(names)), *kernel[1:]] for kernel in kernels]])
     content = {"gpu": torch.cuda.get_device_name(), "library": f"torch {torch.__version__}", "kernels": list(names), "products": found}
-    Path(out, "vectors.json.xz").write_bytes(lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=6))
+    Path(out, f"{name}.json.xz").write_bytes(lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=6))
     print(len(found), "of", len(todo), "products,", len(names), "kernels", round(time.time() - started), "s")
-    print(collections.Counter((row[5], row[6], row[4] > 1) for row in found))
+    print(collections.Counter((row[5], row[6], row[4] > 1) for row in found), flush=True)
+
+
+LINEAR = (
+    (64, 64), (256, 1024), (512, 512), (576, 64), (576, 128), (704, 2944), (768, 768), (768, 2304), (768, 2752), (896, 128), (960, 2304),
+    (1024, 2240), (1024, 4096), (1280, 1856), (1344, 1728), (1408, 1600), (1536, 1536), (2048, 1024), (2048, 2048), (2304, 1088), (3072, 768),
+    (4096, 512), (4096, 1024), (64, 4096), (320, 2048), (512, 4096), (768, 10), (768, 2), (768, 1), (384, 10), (192, 10), (256, 3), (100, 77),
+    (768, 1000), (4096, 1), (384, 384), (384, 1536), (1536, 384), (300, 500), (1000, 1000),
+)  # fmt: skip
+ROWS = (
+    (64, 64), (64, 3072), (100, 64), (128, 64), (128, 512), (128, 3072), (192, 768), (320, 320), (384, 384), (384, 1152), (384, 1536),
+    (512, 512), (512, 1536), (576, 4096), (768, 768), (768, 2304), (768, 3072), (3072, 768), (1024, 64), (1024, 512), (1024, 1024), (1024, 3072),
+    (1024, 4096), (1280, 3840), (1280, 1280), (2048, 2048), (1536, 1536), (1600, 1600), (4096, 1024), (3456, 832), (4096, 64), (2048, 128),
+    (640, 4096), (960, 4096), (1536, 384), (1000, 300), (777, 333),
+)  # fmt: skip
+DECODED = ((64, 100, 8), (64, 300, 12), (64, 700, 12), (64, 1000, 8), (128, 40, 4), (128, 300, 8), (128, 700, 12), (32, 77, 4), (32, 600, 12),
+           (256, 90, 8), (256, 300, 8), (256, 700, 12), (64, 129, 4), (64, 393, 12), (64, 400, 12), (128, 400, 4), (32, 400, 8), (256, 60, 16),
+           (256, 700, 16), (256, 700, 4), (64, 40, 6), (64, 1, 8), (80, 100, 8), (96, 50, 12))  # fmt: skip
+ATTENTION = (  # batch, heads, queries, keys, size, causal, with a bias
+    (1, 4, 20, 20, 64, False, False), (1, 2, 50, 50, 64, True, False), (2, 3, 70, 70, 32, False, True), (1, 2, 150, 150, 64, True, False),
+    (1, 2, 40, 40, 128, True, False), (1, 2, 33, 140, 128, False, False), (1, 2, 130, 130, 96, False, True), (2, 2, 1, 77, 64, False, False),
+    (1, 1, 64, 300, 32, False, False), (1, 2, 60, 60, 256, True, False), (1, 2, 48, 48, 80, False, False), (1, 2, 37, 37, 40, True, False),
+    (1, 2, 45, 90, 160, False, False), (1, 2, 30, 30, 16, False, False), (1, 2, 64, 64, 48, False, False),
+)  # fmt: skip
+
+
+def drawn_vectors():
+    found = [("float32", 1, k, n, 1, layout, addend) for layout, sizes in (("rc", LINEAR), ("rr", ROWS)) for k, n in sizes for addend in (None, "columns")]
+    found += [("float32", 1, head, t, heads, "rc", None) for head, t, heads in DECODED]
+    found += [("float32", 1, t, head, heads, "rr", None) for head, t, heads in DECODED]
+    found += [("float32", m, k, 1, 1, "rc", addend) for m, k in ((3, 768), (50, 512), (128, 1024)) for addend in (None, "columns")]
+    return found
+
+
+def record_words(out, seconds):
+    import torch
+    import record_operators as operators
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    started, kept, A = time.time(), {}, torch.ops.aten
+    for at, (b, h, s, keys, d, causal, biased) in enumerate(ATTENTION):
+        name = f"attention{at}"
+        q, k, v, g, bias = operators.normals(operators.rng(name), "float32", (b, h, s, d), (b, h, keys, d), (b, h, keys, d), (b, h, s, d), (b, 1, s, keys))
+        try:
+            bias = bias.expand(b, h, s, keys) if biased else None
+            o, lse, seed, offset = A._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
+            grads = A._scaled_dot_product_efficient_attention_backward(g, q, k, v, bias, o, lse, seed, offset, 0.0, [True, True, True, False], causal)
+            kept |= {f"{name}|{part}": operators.words(t, 4096) for part, t in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *grads), strict=False)}
+        except Exception as error:
+            print(name, str(error)[:200], flush=True)
+    todo, numbers = drawn_vectors(), {}
+    for start in range(0, len(todo), 24):
+        group = todo[start : start + 24]
+        for p, kernels in zip(group, operators.profiled(group), strict=True):
+            numbers[p] = kernels
+    print(len(numbers), "profiled", time.time() - started, flush=True)
+    record_vectors(out, seconds / 3, other_vectors(), "other_vectors")
+    for number, p in enumerate(todo):
+        if time.time() - started > seconds:
+            break
+        _, m, k, n, batch, _, addend = p
+        a = torch.from_numpy(operators.rng(f"a{m}x{k}x{n}").standard_normal((m, k), np.float32)).to(operators.DEVICE)
+        b = torch.from_numpy(operators.rng(f"b{m}x{k}x{n}").standard_normal((k, n), np.float32) * np.float32(k**-0.5)).to(operators.DEVICE)
+        given, f = operators.call(p, *((torch.stack([x] * batch) for x in (a, b)) if batch > 1 else (a, b)))
+        y = operators.words(f(*given))
+        index = np.unique(np.linspace(0, y.size - 1, min(y.size, 256)).astype(np.int64))
+        kept |= {f"{number}_index": index, f"{number}_words": y[index], f"{number}_product": np.array(json.dumps([p, numbers[p]]))}
+        if addend is None:
+            first, places, counts = operators.probe(p)
+            kept |= {f"{number}_first": np.array(first), f"{number}_places": np.array(places), f"{number}_counts": counts}
+    np.savez_compressed(f"{out}/words.npz", **kept)
+    print(len(kept), "arrays", time.time() - started, "s", flush=True)
 
 
 if __name__ == "__main__":
     what, out, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    record_proposals(out, seconds, int(sys.argv[4])) if what == "proposals" else record_vectors(out, seconds)
+    if what in SURVEYS:
+        record_proposals(out, seconds, int(sys.argv[4]), what)
+    else:
+        record_vectors(out, seconds, vectors()) if what == "vectors" else record_words(out, seconds)
