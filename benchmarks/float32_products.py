@@ -1,7 +1,8 @@
-"""The package's table of float32 products of PyTorch: `python benchmarks/float32_products.py FOLDER`.
+"""The package's tables of float32 products of PyTorch: `python benchmarks/float32_products.py FOLDER ...`.
 
-The folder has what `tests/gpu_runs/float32_products.py` wrote on a GPU: cuBLASLt's proposals for layers over the number of tokens. The table
-is held to the numbers of tokens that were asked about apart, and to the launches that the package has. `--write` writes the table.
+The folders have what `tests/gpu_runs/float32_products.py` wrote on a GPU: cuBLASLt's proposals for layers over the number of tokens, and
+kernels of products with one row. The first are held to the numbers of tokens that were asked about apart and to the launches that the
+package has, the second to products of other sizes. `--write` writes the tables.
 """
 
 import argparse
@@ -20,57 +21,137 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu_runs"))
 import float32_products
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda.product_kernels import TorchProduct, order_of_kernels
+from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct, order_of_kernels
 from tcemu.uses.replay.torch_products import (
     FLOAT32_FILE,
     NOT_ASKED,
     NOT_TOLD,
     PROPOSALS_KIND,
     PROPOSALS_VERSION,
+    VECTOR_STEP,
+    VECTORS_FILE,
+    VECTORS_KIND,
+    VECTORS_VERSION,
     form_name,
     proposed_choice,
     proposed_orders,
     recorded_launches,
+    recorded_vectors,
+    vector_choice,
 )
 
-MOST_TOKENS = 1024
+GPU, LIBRARY = "NVIDIA H200", "cuBLASLt 13.1 with PyTorch's workspace"
+Curve = tuple[tuple, int, int]  # form, K and N of a layer
 
 
-def make_table(file: Any) -> tuple[dict[str, Any], str]:
+# ---- proposals
+
+
+class Answers:
+    """The proposals for a curve: choices by the first number of tokens of each run, up to the last one."""
+
+    def __init__(self) -> None:
+        self.changes: dict[int, tuple] = {}
+        self.held_out: dict[int, tuple] = {}
+        self.last = 0
+
+    def choice(self, tokens: int) -> tuple:
+        starts = sorted(self.changes)
+        return self.changes[starts[bisect_right(starts, tokens) - 1]]
+
+
+def read_surveys(folders: list[Path]) -> dict[Curve, Answers]:
+    found: dict[Curve, Answers] = defaultdict(Answers)
+    for survey, (_, grid) in float32_products.SURVEYS.items():
+        for path in (folder / f"{survey}.npz" for folder in folders if (folder / f"{survey}.npz").exists()):
+            file = np.load(path)
+            choices, layers = [tuple(row) for row in file["choices"].tolist()], file["layers"].tolist()
+            for key in ("changes", "held_out"):
+                for number, tokens, choice in file[key].tolist():
+                    layer, which = divmod(number, len(float32_products.FORMS))
+                    answers = found[(float32_products.FORMS[which], *layers[layer])]
+                    getattr(answers, key)[tokens] = choices[choice]
+                    answers.last = max(answers.last, grid[-1])
+    return found
+
+
+def make_table(surveys: dict[Curve, Answers]) -> tuple[dict[str, Any], str]:
     """Return the runs of each curve, and how the numbers of tokens that were asked about apart agree with them."""
-    choices, layers = [tuple(row) for row in file["choices"].tolist()], file["layers"].tolist()
     numbers: dict[tuple, int] = {}
     forms: dict[str, list] = defaultdict(list)
-    asked, rows = defaultdict(list), defaultdict(list)
-    for key, where in (("changes", rows), ("held_out", asked)):
-        for number, tokens, choice in file[key].tolist():
-            where[number].append((tokens, choice))
     agree = Counter()
-    for number, changes in rows.items():
-        layer, which = divmod(number, len(float32_products.FORMS))
-        form, (k, n) = float32_products.FORMS[which], layers[layer]
+    for (form, k, n), answers in surveys.items():
 
-        def name_of(tokens: int, choice: int, form: tuple = form, k: int = k, n: int = n) -> int:
+        def number_of(tokens: int, choice: tuple, form: tuple = form, k: int = k, n: int = n) -> int:
             m, depth, columns, _ = float32_products.operands(form, k, n, tokens)
-            name = order_name(form, choices[choice], depth) if min(m, columns) > 1 else None
+            name = order_name(form, choice, depth) if min(m, columns) > 1 else None
             return NOT_TOLD if name is None else numbers.setdefault(name, len(numbers))
 
-        # the slices of a gradient's K depend on K, so that a run may not outlast its first number of tokens
-        if form[1] == "cr":
-            starts = [tokens for tokens, _ in changes]
-            changes = [(t, changes[bisect_right(starts, t) - 1][1]) for t in range(1, MOST_TOKENS + 1)]
+        # of a weight's gradient the tokens are K, on which the lengths of slices depend
+        starts = range(1, answers.last + 1) if form[1] == "cr" else sorted(answers.changes)
         runs: list[int] = []
-        for tokens, choice in changes:
-            found = name_of(tokens, choice)
+        for tokens in starts:
+            found = number_of(tokens, answers.choice(tokens))
             runs += [] if runs and runs[-1] == found else [tokens, found]
-        for tokens, choice in asked[number]:
-            agree[runs[2 * bisect_right(runs[::2], tokens) - 1] == name_of(tokens, choice)] += 1
+        for tokens, choice in answers.held_out.items():
+            agree[runs[2 * bisect_right(runs[::2], tokens) - 1] == number_of(tokens, choice)] += 1
         call = TorchProduct("float32", *float32_products.operands(form, k, n, 2)[:3], 1, form[1], "columns" if form[2] else None)
         x, y = (k, n) if form[1] == "cr" else (n, k)
-        forms[form_name(call)].append((x, y, [*runs, MOST_TOKENS + 1, NOT_ASKED]))
+        forms[form_name(call)].append((x, y, [*runs, answers.last + 1, NOT_ASKED]))
     columns = {form: [list(column) for column in zip(*sorted(rows), strict=True)] for form, rows in sorted(forms.items())}
     said = f"{agree[True]:,} of {agree.total():,} numbers of tokens that were asked about apart have the order of their run"
     return {"orders": list(numbers), "curves": columns}, said
+
+
+# ---- products with one row
+
+
+def read_vectors(path: Path) -> dict[TorchProduct, tuple[Launch, ...]]:
+    """Return the kernels of each recorded product without copies; grids have the slices alone."""
+    file, found = json.loads(lzma.decompress(path.read_bytes())), {}
+    for *product, kernels in file["products"]:
+        call, names = TorchProduct(*product), [(file["kernels"][number], *sizes) for number, *sizes in kernels]
+        found[call] = tuple(
+            Launch(name, (1, 1, sizes[0][2] // call.batch), tuple(sizes[1])) for name, *sizes in names if sizes and "at::native" not in name
+        )
+    return found
+
+
+def vector_table(found: dict[TorchProduct, tuple[Launch, ...]]) -> dict[str, Any]:
+    """Return the runs of equal launches over N, for each form and K. With fewer columns than the step the launches are those of one step."""
+    names: dict[str, int] = {}
+    classes: dict[tuple, int] = {}
+    grids: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for call in sorted(found, key=lambda call: (form_name(call), call.k, call.n)):
+        if call.m > 1 or call.batch > 1 or call.k % VECTOR_STEP or call.n % VECTOR_STEP:
+            continue
+        launches = tuple((names.setdefault(x.name, len(names)), x.grid[2], x.block) for x in found[call])
+        number, runs = classes.setdefault(launches, len(classes)), grids[form_name(call)][call.k]
+        if runs:
+            runs.pop()
+        runs += [call.n + VECTOR_STEP] if runs and runs[-1] == number else [call.n, number, call.n + VECTOR_STEP]
+    return {"kernels": list(names), "launches": list(classes), "grids": grids}
+
+
+def try_vectors(found: dict[TorchProduct, tuple[Launch, ...]]) -> tuple[int, int, Counter, list[str]]:
+    """Return how many products have the order of the sizes around them, of how many, why others have none, and those that differ."""
+    right, asked, without, wrong = 0, 0, Counter(), []
+    for call, launches in found.items():
+        if call.m > 1 or call.batch > 1 or not (call.k % VECTOR_STEP or call.n % VECTOR_STEP):
+            continue
+        try:
+            choice = vector_choice(call, "H200")
+            if choice is None:
+                without["sizes around it have several orders, or none"] += 1
+                continue
+            launched = order_of_kernels([x._replace(grid=(1, 1, x.grid[2] * call.batch)) for x in launches], call)
+        except NotModelled as error:
+            without[str(error).split(": ")[-1][:70]] += 1
+            continue
+        same = launched.recipe == choice.recipe
+        right, asked = right + same, asked + 1
+        wrong += [] if same else [f"{call}: {choice.recipe.unit}, launched {launched.recipe.unit}"]
+    return right, asked, without, wrong
 
 
 def compare() -> tuple[int, int, list[str]]:
@@ -92,22 +173,36 @@ def compare() -> tuple[int, int, list[str]]:
     return right, asked, wrong
 
 
+def write(path: Path, content: dict[str, Any]) -> str:
+    data = lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
+    path.write_bytes(data)
+    proposed_orders.cache_clear()
+    recorded_vectors.cache_clear()
+    return f"{path.name}: {len(data):,} bytes"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--date", default="2026-11-28")
-    parser.add_argument("--write", action="store_true", help=f"write {FLOAT32_FILE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {FLOAT32_FILE.name} and {VECTORS_FILE.name}")
     args = parser.parse_args()
-    table, said = make_table(np.load(args.folder / "layers.npz"))
-    print(said, f"{len(table['orders'])} orders", sep="\n")
-    head = {"kind": PROPOSALS_KIND, "version": PROPOSALS_VERSION, "gpu": "NVIDIA H200", "library": "cuBLASLt 13.1 with PyTorch's workspace"}
-    for launched in ([0, 0], None) if args.write else ():
-        right, asked, _ = compare() if launched is None else (0, 0, [])
-        content = json.dumps(head | {"date": args.date, "launched": [right, asked]} | table, separators=(",", ":")).encode()
-        FLOAT32_FILE.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-        proposed_orders.cache_clear()
+    table, said = make_table(read_surveys(args.folders))
+    print(f"{sum(len(rows[0]) for rows in table['curves'].values()):,} curves, {len(table['orders'])} orders", said, sep="\n")
+    head = {"kind": PROPOSALS_KIND, "version": PROPOSALS_VERSION, "gpu": GPU, "library": LIBRARY, "date": args.date}
+    vectors = {name: read_vectors(path) for folder in args.folders for path in folder.glob("*vectors.json.xz") for name in (path.name,)}
+    every = {call: launches for found in vectors.values() for call, launches in found.items()}
+    rows = {"kind": VECTORS_KIND, "version": VECTORS_VERSION, "gpu": GPU, "library": "torch 2.11.0+cu130", "date": args.date}
+    rows |= vector_table(every)
+    if args.write:
+        write(FLOAT32_FILE, head | {"launched": [0, 0]} | table)
+        write(VECTORS_FILE, rows | {"tried": [0, 0]})
     right, asked, wrong = compare()
-    print(f"{right:,} of {asked:,} launched products have the order of their proposal", *wrong, f"{FLOAT32_FILE.stat().st_size:,} bytes", sep="\n")
+    print(f"{right:,} of {asked:,} launched products have the order of their proposal", *wrong, sep="\n")
+    tried, total, without, differ = try_vectors(every)
+    print(f"{tried:,} of {total:,} products with one row have the order of the sizes around them; others: {dict(without)}", *differ, sep="\n")
+    if args.write:
+        print(write(FLOAT32_FILE, head | {"launched": [right, asked]} | table), write(VECTORS_FILE, rows | {"tried": [tried, total]}), sep="\n")
     return 0
 
 

@@ -58,6 +58,10 @@ PROPOSALS_FILE = Path(__file__).parent / "torch_product_proposals.json.xz"
 FLOAT32_FILE = Path(__file__).parent / "torch_product_float32.json.xz"
 PROPOSALS_KIND, PROPOSALS_VERSION = "tcemu torch product proposals", 1
 PROPOSALS_FIELDS = ("gpu", "library", "date", "launched", "orders", "curves")
+VECTORS_FILE = Path(__file__).parent / "torch_product_vectors.json.xz"
+VECTORS_KIND, VECTORS_VERSION = "tcemu torch products with a vector", 1
+VECTORS_FIELDS = ("gpu", "library", "date", "tried", "kernels", "launches", "grids")
+VECTOR_STEP = 64  # elements between two sizes of which the kernels were recorded
 NOT_ASKED, NOT_TOLD = -1, -2  # in place of an order: cuBLASLt was not asked, or proposed a kernel whose order a proposal does not tell
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
@@ -257,7 +261,7 @@ def choose_kernel(
     if launches is not None:
         found = order_of_kernels(launches, call)
         return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, found.evidence)
-    known = measured_choice(call, gpu) or recorded_choice(call, gpu)
+    known = measured_choice(call, gpu) or recorded_choice(call, gpu) or vector_choice(call, gpu)
     if known is not None:
         return known
     ruled = proposed_choice(call, gpu) or nvjet_choice(call, gpu) or tree_choice(call, gpu)
@@ -291,6 +295,59 @@ def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     found = order_of_kernels(recorded.launches[call], call)
     evidence = f"its kernels on an {recorded.gpu}{'' if gpu in recorded.gpu else f', assumed for an {gpu}'}; {found.evidence}"
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
+
+
+class RecordedVectors(NamedTuple):
+    """The contents of `torch_product_vectors.json.xz`: kernels of float32 products with one row, at multiples of VECTOR_STEP."""
+
+    gpu: str
+    tried: RuleCount  # products of other sizes, and those of them whose kernels had the order of the sizes around them
+    launches: list[tuple[Launch, ...]]  # grids have the slices alone
+    grids: dict[str, dict[int, list[int]]]  # by `form_name` and K: the first N and the launches of each run, at last the N after
+
+
+@lru_cache(maxsize=1)
+def recorded_vectors() -> RecordedVectors:
+    """Read the recorded products with a vector."""
+    data = check_saved("vectors", decompress_json(VECTORS_FILE.read_bytes()), VECTORS_KIND, VECTORS_VERSION, VECTORS_FIELDS)
+    read = lambda name, slices, block: Launch(data["kernels"][name], (1, 1, slices), tuple(block))
+    launches = [tuple(read(*launch) for launch in each) for each in data["launches"]]
+    grids = {form: {int(k): runs for k, runs in rows.items()} for form, rows in data["grids"].items()}
+    return RecordedVectors(data["gpu"], RuleCount(*data["tried"]), launches, grids)
+
+
+def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
+    """Return the kernels of the recorded sizes around a product with one row; none where one of them was not recorded."""
+    table, found = recorded_vectors(), []
+    rows = table.grids.get(form_name(call), {}) if call.m == 1 and call.batch == 1 and call.addend != "outputs" else {}
+    around = lambda size: {max(1, size // VECTOR_STEP) * VECTOR_STEP, ceil_div(size, VECTOR_STEP) * VECTOR_STEP}
+    for k in around(call.k):
+        for n in around(call.n):
+            runs = rows.get(k, [])
+            at = bisect_right(runs[::2], n)
+            if not at or 2 * at >= len(runs):
+                return []
+            found.append(table.launches[runs[2 * at - 1]])
+    return found
+
+
+def vector_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a float32 product with one row, by the kernels of the recorded sizes around it; None where these differ."""
+    if call.dtype != "float32" or call.k < VECTOR_STEP or call.n < 2:
+        return None
+    launches = list(dict.fromkeys(vector_launches(call)))
+    orders = [order_of_kernels(each, call) for each in launches]
+    if not orders or len({order.recipe for order in orders}) > 1:
+        return None
+    table, found = recorded_vectors(), orders[0]
+    exact = not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
+    where = "" if gpu in table.gpu else f", assumed for an {gpu}"
+    said = f"its kernel on an {table.gpu}" if exact else (
+        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} products "
+        "that it was tried on"
+    )  # fmt: skip
+    source, probability = (RECORDED, None) if exact else (RULE, table.tried.probability)
+    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, f"{said}{where}; {found.evidence}", probability)
 
 
 def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
