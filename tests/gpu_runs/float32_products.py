@@ -1,18 +1,20 @@
 """Which kernels PyTorch's products in float32 get on a GPU: cuBLASLt's proposals for layers of usual models, and kernels of products with a vector.
 
-    python tests/gpu_runs/float32_products.py layers|far|further OUT SECONDS PROCESSES
+    python tests/gpu_runs/float32_products.py proposals OUT SECONDS,SECONDS,... PROCESSES layers,far,further,attention
     python tests/gpu_runs/float32_products.py vectors OUT SECONDS
     python tests/gpu_runs/float32_products.py words OUT SECONDS
 
 layers, far, further: OUT/layers.npz, and so on. For each form and each (K, N) of the survey, the numbers of tokens from which the choice is
     another one. The tokens are M, and K of a weight's gradient. Every number up to `DENSE` is asked about, every fourth up to `MOST`, and
     every 32nd up to `FARTHEST`; numbers between two that differ are asked about too. `held_out` has other numbers, drawn by a seed.
+attention: OUT/attention.npz, the choices for products of eager attention, in 16 bits too, for each number of tokens.
 vectors: OUT/vectors.json.xz. Kernels with grids of products with one row or one column, as a profiler lists them.
 words: OUT/words.npz. Kernels, probes and words of some of these; words of attention in float32 and of its gradients. OUT/other_vectors.json.xz:
     kernels of other sizes, by which what holds between the first ones is judged.
 """
 
 import collections
+import functools
 import json
 import lzma
 import multiprocessing as mp
@@ -41,6 +43,7 @@ PUBLIC = (  # outputs and inputs of layers of public models
 )  # fmt: skip
 
 
+@functools.cache
 def layers():
     """(K, N) of layers of models with up to 1,280 hidden units, and of their gradients."""
     found = []
@@ -51,12 +54,14 @@ def layers():
     return list(dict.fromkeys((*found, *MORE)))
 
 
+@functools.cache
 def further_layers():
     """(K, N) of other layers."""
     found = []
     for h in FURTHER:
         found += [(h, h), (h, 4 * h), (4 * h, h), (h, 3 * h), (h, 2 * h), (2 * h, h), (h, 320), (h, 10), (h, 1000), (h, h // 2), (h, h // 4)]
-    return [pair for pair in dict.fromkeys((*PUBLIC, *found)) if pair not in layers()]
+    outputs = [(n, k) for k, n in (*layers(), *PUBLIC, *found)]  # of the inputs' gradients
+    return [pair for pair in dict.fromkeys((*PUBLIC, *found, *outputs)) if pair not in layers()]
 
 
 def operands(form, k, n, tokens):
@@ -66,55 +71,95 @@ def operands(form, k, n, tokens):
 
 NEAR, FAR = (*range(1, DENSE), *range(DENSE, MOST, 4), MOST), tuple(range(MOST, FARTHEST + 1, 32))
 SURVEYS = {"layers": (layers, NEAR), "far": (layers, FAR), "further": (further_layers, (*NEAR, *FAR[1:]))}
+HEADS, BATCHES = (32, 64, 80, 96, 128, 256), (2, 4, 6, 8, 12, 16, 32, 64)
 
 
-def work(part, parts, until, survey, queue):
+@functools.cache
+def attention_rows():
+    """(form, head size, batch, True for the gradient of keys that lie transposed) of products of eager attention and of its gradients."""
+    forms = (("rc", False), ("rr", False), ("cr", False), ("cr", True))
+    return [((dt, layout, 0, 1), d, batch, turned) for dt in ("f32", "bf16", "f16") for layout, turned in forms for d in HEADS for batch in BATCHES]
+
+
+def attention_tokens(form):
+    """Numbers of tokens that are asked about; in 16 bits those that no vectors of 16 bytes fit."""
+    return [*range(1, DENSE + 1), *range(DENSE + 4, MOST + 1, 4)] if form[0] == "f32" else [t for t in range(1, DENSE + 1) if t % 8]
+
+
+def attention_operands(row, tokens):
+    form, d, batch, turned = row
+    return (*((d, tokens, tokens) if turned else (tokens, d, tokens) if form[1] == "rc" else (tokens, tokens, d)), batch)
+
+
+def ask_layer(asker, survey, number):
+    """Return the tokens and choices at which a layer's choice changes, and those that are asked about apart."""
+    every, grid = SURVEYS[survey][0](), SURVEYS[survey][1]
+    layer, which = divmod(number, len(FORMS))
+    form, (k, n) = FORMS[which], every[layer]
+    known = {}
+
+    def ask(tokens):
+        if tokens not in known:
+            known[tokens] = asker.ask(form, *operands(form, k, n, tokens))
+        return known[tokens]
+
+    pairs = list(zip(grid, grid[1:], strict=False))
+    while pairs:
+        low, high = pairs.pop()
+        if ask(low) != ask(high) and high - low > 1:
+            pairs += [(low, (low + high) // 2), ((low + high) // 2, high)]
+    changes, last = [], None
+    for tokens in sorted(known):
+        if known[tokens] != last:
+            last = known[tokens]
+            changes.append((tokens, last))
+    others = np.random.default_rng(number).integers(grid[0], grid[-1], 16).tolist()
+    return changes, [(tokens, asker.ask(form, *operands(form, k, n, tokens))) for tokens in others if tokens not in known]
+
+
+def ask_attention(asker, _, number):
+    row = attention_rows()[number]
+    others = np.random.default_rng(number).integers(DENSE, MOST, 8).tolist() if row[0][0] == "f32" else []
+    ask = lambda tokens: [(t, asker.ask(row[0], *attention_operands(row, t))) for t in tokens]
+    return ask(attention_tokens(row[0])), ask(others)
+
+
+def count_rows(survey):
+    return len(attention_rows()) if survey == "attention" else len(FORMS) * len(SURVEYS[survey][0]())
+
+
+def work(part, parts, until, surveys, queue):
     import torch_proposals
 
-    asker, found, every, grid = torch_proposals.Asker(torch_proposals.library()), {}, SURVEYS[survey][0](), SURVEYS[survey][1]
-    for number in range(part, len(FORMS) * len(every), parts):
-        if time.time() > until:
-            break
-        layer, which = divmod(number, len(FORMS))
-        form, (k, n) = FORMS[which], every[layer]
-        known = {}
-
-        def ask(tokens, form=form, k=k, n=n, known=known):
-            if tokens not in known:
-                known[tokens] = asker.ask(form, *operands(form, k, n, tokens))
-            return known[tokens]
-
-        pairs = list(zip(grid, grid[1:], strict=False))
-        while pairs:
-            low, high = pairs.pop()
-            if ask(low) != ask(high) and high - low > 1:
-                pairs += [(low, (low + high) // 2), ((low + high) // 2, high)]
-        changes, last = [], None
-        for tokens in sorted(known):
-            if known[tokens] != last:
-                last = known[tokens]
-                changes.append((tokens, last))
-        others = np.random.default_rng(number).integers(grid[0], grid[-1], 16).tolist()
-        held_out = [(tokens, asker.ask(form, *operands(form, k, n, tokens))) for tokens in others if tokens not in known]
-        found[number] = changes, held_out
+    asker, found = torch_proposals.Asker(torch_proposals.library()), {}
+    for survey, limit in zip(surveys, until, strict=True):
+        question = ask_attention if survey == "attention" else ask_layer
+        found[survey] = {}
+        for number in range(part, count_rows(survey), parts):
+            if time.time() > limit:
+                break
+            found[survey][number] = question(asker, survey, number)
     queue.put(found)
 
 
-def record_proposals(out, seconds, parts, survey):
-    until, context = time.time() + seconds, mp.get_context("spawn")
-    queue, every = context.Queue(), SURVEYS[survey][0]()
-    workers = [context.Process(target=work, args=(part, parts, until, survey, queue)) for part in range(parts)]
+def record_proposals(out, surveys, seconds, parts):
+    """Ask about surveys, each until its number of seconds has passed."""
+    until, context = [time.time() + each for each in seconds], mp.get_context("spawn")
+    queue = context.Queue()
+    workers = [context.Process(target=work, args=(part, parts, until, surveys, queue)) for part in range(parts)]
     for worker in workers:
         worker.start()
-    found = {number: rows for _ in workers for number, rows in queue.get(timeout=seconds + 30).items()}
-    table = {}
-    flat = [
-        [(number, tokens, table.setdefault(choice, len(table))) for number in sorted(found) for tokens, choice in found[number][which]]
-        for which in (0, 1)
-    ]
-    keep = {name: np.array(rows, np.int32).reshape(-1, 3) for name, rows in zip(("changes", "held_out"), flat, strict=True)}
-    np.savez_compressed(f"{out}/{survey}.npz", **keep, choices=np.array(list(table), np.int64), layers=np.array(every))
-    print(survey, len(found), "of", len(FORMS) * len(every), "rows,", {key: len(rows) for key, rows in keep.items()}, len(table), "choices")
+    answers = [queue.get(timeout=seconds[-1] + 30) for _ in workers]
+    for survey in surveys:
+        found, table = {number: rows for answer in answers for number, rows in answer[survey].items()}, {}
+        flat = [
+            [(number, tokens, table.setdefault(choice, len(table))) for number in sorted(found) for tokens, choice in found[number][which]]
+            for which in (0, 1)
+        ]
+        keep = {name: np.array(rows, np.int32).reshape(-1, 3) for name, rows in zip(("changes", "held_out"), flat, strict=True)}
+        every = [] if survey == "attention" else SURVEYS[survey][0]()
+        np.savez_compressed(f"{out}/{survey}.npz", **keep, choices=np.array(list(table), np.int64), layers=np.array(every))
+        print(survey, len(found), "of", count_rows(survey), "rows,", {key: len(rows) for key, rows in keep.items()}, len(table), "choices", flush=True)
 
 
 # ---- products with a vector: (dtype, m, k, n, batch, layout, addend)
@@ -245,8 +290,8 @@ def record_words(out, seconds):
 
 
 if __name__ == "__main__":
-    what, out, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    if what in SURVEYS:
-        record_proposals(out, seconds, int(sys.argv[4]), what)
+    what, out, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3].split(",")[0])
+    if what == "proposals":
+        record_proposals(out, sys.argv[5].split(","), list(map(float, sys.argv[3].split(","))), int(sys.argv[4]))
     else:
         record_vectors(out, seconds, vectors()) if what == "vectors" else record_words(out, seconds)
