@@ -2,7 +2,7 @@
 
 `choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels that were recorded on an H200
 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), from what cuBLASLt proposed there for the layers of
-public models, over the number of tokens (`torch_product_proposals.json.xz`, written by `benchmarks/model_products.py`), or from rules.
+public models, over the number of tokens (`torch_product_proposals.json.xz`, written by `benchmarks/torch_product_proposals.py`), or from rules.
 Rules: nvjet's thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order
 of the kernel that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch
 (`torch_product_rules.json.xz`, written by `benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and
@@ -261,10 +261,10 @@ def choose_kernel(
     if launches is not None:
         found = order_of_kernels(launches, call)
         return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, found.evidence)
-    known = measured_choice(call, gpu) or recorded_choice(call, gpu) or vector_choice(call, gpu)
+    known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    ruled = proposed_choice(call, gpu) or nvjet_choice(call, gpu) or tree_choice(call, gpu)
+    ruled = vector_choice(call, gpu) or proposed_choice(call, gpu) or nvjet_choice(call, gpu) or tree_choice(call, gpu)
     if ruled is None:
         raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
@@ -355,7 +355,7 @@ def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
 
     Raises NotModelled where the proposal does not tell the order.
     """
-    if call.batch > 1 or call.addend == "outputs" or call.dtype != "float32":
+    if call.batch > 1 or call.addend == "outputs":
         return None
     table = proposed_orders(FLOAT32_FILE if call.dtype == "float32" else PROPOSALS_FILE)
     x, y, tokens = (call.m, call.n, call.k) if call.layout == "cr" else (call.n, call.k, call.m)
