@@ -20,7 +20,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.faces.torch.cpu_formulas import attention_by_formula, empty_results, rms_norm_gradients
 from tcemu.faces.torch.exact_operations import RANDOM, arguments_by_name, find_exact, flat_tensors
 from tcemu.faces.torch.exchange import NUMPY_DTYPES, to_array, to_tensor
-from tcemu.faces.torch.function_choices import FunctionChoices, GpuDefaults
+from tcemu.faces.torch.function_choices import FunctionChoices, GpuDefaults, has_fixed_orders
 from tcemu.faces.torch.operation_report import OperationLine, OperationReport
 from tcemu.faces.torch.watching import describe_tensor
 from tcemu.operations.functional.torch_cuda.random_numbers import GpuGenerator
@@ -42,6 +42,11 @@ from tcemu.uses.replay.aten_operations import (
 )
 
 UNKNOWN_CHOICES = ("raise", "warn", "leave")
+ON_THIS_CPU, OTHER_BITS = "as PyTorch does on this CPU", "torch on this CPU, other bits than the GPU's"
+IN_ONE_ORDER = (
+    "in one order that the GPU may take, while its other results have the GPU's bits; torch.use_deterministic_algorithms(True) fixes the "
+    "order, on the GPU too"
+)
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 MOST_DESCRIBED = 6  # operands that a line of a report names
 
@@ -131,6 +136,13 @@ def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
     more = len(tensors) - MOST_DESCRIBED
     shown = [describe_tensor(x) for x in (tensors if more <= 1 else tensors[:MOST_DESCRIBED])]
     return " · ".join(shown) + (f" and {more} more" if more > 1 else "")
+
+
+def _is_needed(result: int) -> bool:
+    """Return whether a result of the operator that autograd runs now goes to a node: the gradient of an operand without one does not."""
+    node = torch._C._current_autograd_node()
+    following = () if node is None else node.next_functions
+    return result >= len(following) or following[result][0] is not None
 
 
 def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -266,7 +278,7 @@ class GpuEmulation:
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
-        draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
+        draws, before, opened = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset, ""
         try:
             if draws and backward:
                 raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
@@ -279,11 +291,16 @@ class GpuEmulation:
                     return result
             if has_rule:
                 answer, result = self._by_rule(func, name, args, kwargs)
-                self._add(place, operands, answer.kernel, answer.evidence)
-                return result
+                opened = "; ".join(why for i, why in answer.open_results.items() if not backward or _is_needed(i))
+                if not opened:
+                    self._add(place, operands, answer.kernel, answer.evidence)
+                    return result
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
+        if opened:
+            self._note_unknown(place, operands, f"the order of a sum is open: {opened}", IN_ONE_ORDER, answer.kernel)
+            return result
         if (draws or arguments_by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
             self.generator.lost = self.generator.lost or place[0]
         return self._leave(func, args, kwargs, place, operands, reason)
@@ -315,8 +332,8 @@ class GpuEmulation:
         if name == "bernoulli" and outs and arguments["p"] is None:
             arguments["p"] = 0.5  # the default of the overload that writes to its operand
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if isinstance(x, torch.Tensor))  # type: ignore[union-attr]
-        tf32 = torch.backends.cudnn.allow_tf32
-        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32))
+        tf32, deterministic = torch.backends.cudnn.allow_tf32, has_fixed_orders()
+        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32, deterministic))
         named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
         for key, value in answer.updates.items():
             named[key].copy_(to_tensor(value))
@@ -357,8 +374,8 @@ class GpuEmulation:
         with _disable_current_modes():
             return func(*args, **kwargs)
 
-    def _note_unknown(self, place: tuple, operands: str, reason: str) -> None:
-        """List an operation that is not known, and raise or warn as the user asked."""
+    def _note_unknown(self, place: tuple, operands: str, reason: str, instead: str = ON_THIS_CPU, kernel: str = OTHER_BITS) -> None:
+        """List an operation that is not known, and raise or warn as the user asked. instead: what is computed in its place."""
         where = (
             place[0]
             + (f" of {operands}" if operands else "")
@@ -368,9 +385,9 @@ class GpuEmulation:
         if self.unknown == "raise":
             raise NotModelled(
                 f"{where}: what {self.library} gives on {self.gpu} is not known: {reason}. "
-                "unknown='warn' or 'leave' computes such operations as PyTorch does on this CPU, and the report names them"
+                f"unknown='warn' or 'leave' computes such operations {instead}, and the report names them"
             )
         if self.unknown == "warn" and place[0] not in self._warned:
             self._warned.add(place[0])
-            warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=5)
-        self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
+            warnings.warn(f"{where}: not known on {self.gpu}, computed {instead}: {reason}", stacklevel=5)
+        self._add(place, operands, kernel, Evidence(NOT_KNOWN, reason))

@@ -82,6 +82,7 @@ class Answer(NamedTuple):
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
         states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
         recipe: The order of a product.
+        open_results: Why the GPU leaves the bits of some results open, by their numbers: these are one of the results that it may give.
     """
 
     results: tuple[np.ndarray | None, ...]
@@ -90,6 +91,7 @@ class Answer(NamedTuple):
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
     states: Mapping[int, np.ndarray] = MappingProxyType({})
     recipe: KernelRecipe | None = None
+    open_results: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Call:
         library: One of LIBRARIES.
         generator: The GPU's generator of random numbers, which operators that draw move on; None: not known.
         tf32: `torch.backends.cudnn.allow_tf32`, which is on by default.
+        deterministic: `torch.use_deterministic_algorithms(True)`, without `warn_only`.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Call:
     library: str = "torch 2.11"
     generator: random_numbers.GpuGenerator | None = None
     tf32: bool = True
+    deterministic: bool = False
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -897,8 +901,6 @@ def _attention(call: Call, backend: str) -> Answer:
     if "return_debug_mask" in call.arguments:
         _requires(call, return_debug_mask=False)
     q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
-    if backend == "cudnn" and q.shape[2] == 1 and call["compute_log_sumexp"]:
-        raise NotModelled(f"{call.name}: got 1 query, of which the logarithms of sums are not known; without gradients there are none")
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
     dropout, states = None, {}
     if call["dropout_p"]:
@@ -906,7 +908,8 @@ def _attention(call: Call, backend: str) -> Answer:
         seed, offset = _draw(call, math.prod(shape), random_numbers.attention_step(backend, shape))
         dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), seed, offset)
         state = np.array([seed, offset], np.uint64)
-        states = {6: state} if backend == "flash" else {2: state[0].astype(np.int64), 3: state[1].astype(np.int64)}
+        first = {"cudnn": 6, "efficient": 2}.get(backend, 0)
+        states = {first: state[0].astype(np.int64), first + 1: state[1].astype(np.int64)} if first else {6: state}
     out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
     kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
     return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
@@ -922,14 +925,17 @@ def _attention_backward(call: Call, backend: str) -> Answer:
         dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), int(state[0]) % (1 << 64), int(state[1]))
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
-    rows_ = operands[1].shape[:3]
-    if operands[-1].size != math.prod(rows_):
-        raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
-    operands[-1] = operands[-1].reshape(rows_)
+    _, q, k, v, _, logsumexp = operands
+    operands[-1] = logsumexp.reshape(*q.shape[:2], -1)[..., : q.shape[2]]  # CUTLASS's kernel pads them
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
-    found = attention.attention_backward(*operands, backend=backend, dropout=dropout, **options)
-    results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
-    return Answer(results, f"{backend} attention, gradients", ATTENTION)
+    options |= {"open_order": "lockstep", "deterministic": call.deterministic, "dropout": dropout}
+    found = attention.attention_backward(*operands, backend=backend, **options)
+    wanted = call.arguments.get("grad_input_mask", (True, True, True, False))
+    shape = (*q.shape[:3], max(q.shape[-1], v.shape[-1]))
+    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic)
+    results = (*map(np.asarray, found[:3]), *([np.asarray(found.bias)] if wanted[3] else [None] * (len(call.dtypes) - 3)))
+    how = ", dQ in lockstep" if reason else ""
+    return Answer(results, f"{backend} attention, gradients{how}", ATTENTION, open_results={0: reason} if reason and wanted[0] else {})
 
 
 # ---- the table
@@ -1079,7 +1085,7 @@ ALIGNMENT = 16  # bytes
 COPIED = frozenset(name for name in OPERATIONS if "softmax" in name or name.startswith(("native_layer_norm", "_fused_rms_norm")))
 ALIGNED = COPIED | {
     "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm", "native_dropout",
-}  # fmt: skip
+} | {name for name in OPERATIONS if name.startswith("_scaled_dot_product")}  # fmt: skip
 
 # Operators whose results every correct implementation has: a reason for each group of names.
 EXACT: dict[str, str] = {

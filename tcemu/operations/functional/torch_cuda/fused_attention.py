@@ -69,6 +69,8 @@ class OnlineSoftmax(NamedTuple):
             lane adds a block's, which an fma adds to the rescaled sum; "warps": the lanes of each warp are joined in each block.
         halves: The lanes are joined (0 + 2) + (1 + 3), else (0 + 1) + (2 + 3).
         approximate: The output is multiplied by `rcp.approx`, else by the rounded reciprocal.
+        drops: When the weights that dropout keeps are multiplied by its factor: "first": before they are rounded; "rounded": after, by the
+            rounded factor, and rounded again; "last": in the reciprocal of the row's sum.
     """
 
     descending: bool
@@ -77,12 +79,15 @@ class OnlineSoftmax(NamedTuple):
     sums: str
     halves: bool
     approximate: bool
+    drops: str
 
 
+ONE_QUERY = "cudnn, one query"
 KERNELS = {
-    "cudnn": OnlineSoftmax(False, False, False, "block", halves=False, approximate=True),
-    "flash": OnlineSoftmax(True, False, True, "running", halves=True, approximate=False),
-    "efficient": OnlineSoftmax(False, True, False, "warps", halves=False, approximate=False),
+    "cudnn": OnlineSoftmax(False, False, False, "block", halves=False, approximate=True, drops="first"),
+    ONE_QUERY: OnlineSoftmax(False, True, False, "block", halves=False, approximate=True, drops="first"),
+    "flash": OnlineSoftmax(True, False, True, "running", halves=True, approximate=False, drops="last"),
+    "efficient": OnlineSoftmax(False, True, False, "warps", halves=False, approximate=False, drops="rounded"),
 }
 FLASH_KEYS = {32: 128, 64: 128, 96: 64, 128: 64, 192: 64, 256: 64}  # head size up to which a kernel serves: keys of a block
 DROPOUT_KEYS = {32: 128, 64: 64, 96: 64, 128: 32, 192: 64, 256: 64}  # the same with dropout, which has no splits
@@ -132,7 +137,7 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
             "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
         )
     if queries == 1:
-        return FusedKernel(name, 64, 16)
+        return FusedKernel(ONE_QUERY, 64, 16)
     return FusedKernel(name, 128, 16)
 
 
@@ -247,6 +252,13 @@ class BlockResult(NamedTuple):
     decay: Array  # f32 codes [rows, 1]: factor of the output's sums
 
 
+class DroppedWeights(NamedTuple):
+    """The weights that dropout keeps, and the f32 code of the factor of these."""
+
+    kept: np.ndarray  # booleans [rows, keys]
+    factor: np.ndarray
+
+
 def _joined(lanes: Sequence[Value], halves: bool) -> Value:
     first, second = ((0, 2), (1, 3)) if halves else ((0, 1), (2, 3))
     return (lanes[first[0]] + lanes[first[1]]) + (lanes[second[0]] + lanes[second[1]])
@@ -267,9 +279,26 @@ def _chain(start: Value, terms: Sequence[Value]) -> Value:
     return Value(lax.bitcast_convert_type(total, jnp.uint32))
 
 
+def _round_weights(kind: OnlineSoftmax, fmt: Format, p: Value, dropped: DroppedWeights | None) -> Array:
+    """Return weights in the operands' format, 0 for dropped ones."""
+    if dropped is None:
+        return convert(F32, fmt, p.codes)
+    factor = Value(jnp.asarray(dropped.factor))
+    if kind.drops == "rounded":
+        p, factor = (Value(convert(fmt, F32, convert(F32, fmt, x.codes))) for x in (p, factor))
+    return jnp.where(dropped.kept, convert(F32, fmt, (p if kind.drops == "last" else p * factor).codes), 0)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def block_softmax(
-    kind: OnlineSoftmax, fmt: Format, factors: Factors, scores: Array, seen: Array, bias: Array | None, state: RowState
+    kind: OnlineSoftmax,
+    fmt: Format,
+    factors: Factors,
+    scores: Array,
+    seen: Array,
+    bias: Array | None,
+    state: RowState,
+    dropped: DroppedWeights | None = None,
 ) -> BlockResult:
     """Compute the exponentials of a block's scores, and update the state of each row.
 
@@ -281,6 +310,7 @@ def block_softmax(
         seen: Number of keys of the block that a row sees, from the first one, int32 [rows, 1].
         bias: f32 codes [rows, keys], or None.
         state: The rows' state.
+        dropped: Dropout of the weights. The row's sum has the dropped ones too.
     """
     visible = jnp.arange(scores.shape[-1])[None] < seen
     s, factor = Value(scores), Value(jnp.asarray(factors.factor))
@@ -311,7 +341,7 @@ def block_softmax(
             first, *rest = _columns(Value(p.codes[:, start : start + WARP_COLUMNS]))
             lanes = _chain(first, rest).codes
             sums = sums + _joined([Value(lanes[:, i : i + 1]) for i in range(LANES)], kind.halves)
-    return BlockResult(RowState(largest, sums.codes), convert(F32, fmt, p.codes), decay.codes)
+    return BlockResult(RowState(largest, sums.codes), _round_weights(kind, fmt, p, dropped), decay.codes)
 
 
 @jax.jit
@@ -357,8 +387,11 @@ def finish_rows(
     if name == "efficient":
         lse = where(largest.codes == MINUS_INFINITY, 0.0, largest) / as_value(log2(e)) + logf(where(empty, 1.0, total))
     else:
-        logarithm = Value(lg2(total.codes)) * ln_2
-        lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm)
+        logarithm = Value(lg2(total.codes))
+        if name == ONE_QUERY:
+            lse = fma(logarithm, ln_2, largest * ln_2)
+        else:
+            lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm * ln_2)
         if name == "flash":
             lse = where(empty, as_value(MINUS_INFINITY if is_split else INFINITY), lse)
     return RowResult(found, lse.codes)
@@ -424,20 +457,6 @@ class FusedOperands(NamedTuple):
     k: Array  # [batch, key heads, keys, size]
     v: Array  # [batch, key heads, keys, size of a value]
     bias: Array | None  # f32 codes [batch, key heads, heads of a group * queries, keys]
-
-
-class DroppedWeights(NamedTuple):
-    """The weights that dropout keeps, and the f32 code of the factor of these."""
-
-    kept: np.ndarray  # booleans [rows, keys]
-    factor: np.ndarray
-
-
-@partial(jax.jit, static_argnums=0)
-def _drop_rounded(fmt: Format, p: Array, kept: Array, factor: Array) -> Array:
-    """Multiply rounded weights by a rounded factor, as CUTLASS's kernel does in shared memory."""
-    rounded = Value(convert(fmt, F32, convert(F32, fmt, jnp.asarray(factor))))
-    return jnp.where(kept, convert(F32, fmt, (Value(convert(fmt, F32, p)) * rounded).codes), 0)
 
 
 def fused_forward(
@@ -509,16 +528,13 @@ def _forward_blocks(
         if bias is not None:
             own_bias = xp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
         seen = (limits - start)[:, None]
-        state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, fixed=(kind, fmt))
-        if dropped is not None:
-            kept = np.pad(dropped.kept[:, start : start + kernel.keys], [(0, 0), pad[2]])
-            is_flash = kernel.name == "flash"
-            p = xp.where(kept, p, xp.zeros_like(p)) if is_flash else by_rows(_drop_rounded, p, kept, dropped.factor, fixed=(fmt,))
+        own = None if dropped is None else DroppedWeights(np.pad(dropped.kept[:, start : start + kernel.keys], pad[1:3]), dropped.factor)
+        state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, own, fixed=(kind, fmt))
         running = xp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay, fixed=())
         found = product(p.reshape(*lead, kernel.keys), xp.swapaxes(own_v, -1, -2), running.reshape(*lead, width)).reshape(rows, width)
         if kernel.in_memory:
             flags = np.stack([np.full(rows, start == 0), of_tile <= start + kernel.keys, of_tile > start], axis=-1).astype(np.int32)
             found = by_rows(_add_in_memory, sums, found, decay, state.sums, flags, fixed=())
         sums = found
-    factor = dropped.factor if dropped is not None and kernel.name == "flash" else None
+    factor = dropped.factor if dropped is not None and kind.drops == "last" else None
     return by_rows(finish_rows, sums, state, factors.scale, factor, fixed=(kernel.name, kernel.splits > 1, kernel.in_memory))
