@@ -1,7 +1,7 @@
 """Which kernels PyTorch's products in float32 get on a GPU: cuBLASLt's proposals for layers of usual models, and kernels of products with a vector.
 
     python tests/gpu_runs/float32_products.py proposals OUT SECONDS,SECONDS,... PROCESSES layers,far,further,attention
-    python tests/gpu_runs/float32_products.py vectors OUT SECONDS
+    python tests/gpu_runs/float32_products.py vectors|labels OUT SECONDS
     python tests/gpu_runs/float32_products.py words OUT SECONDS
 
 layers, far, further: OUT/layers.npz, and so on. For each form and each (K, N) of the survey, the numbers of tokens from which the choice is
@@ -9,6 +9,7 @@ layers, far, further: OUT/layers.npz, and so on. For each form and each (K, N) o
     every 32nd up to `FARTHEST`; numbers between two that differ are asked about too. `held_out` has other numbers, drawn by a seed.
 attention: OUT/attention.npz, the choices for products of eager attention, in 16 bits too, for each number of tokens.
 vectors: OUT/vectors.json.xz. Kernels with grids of products with one row or one column, as a profiler lists them.
+labels: OUT/labels.npz and OUT/labels.json.xz, the same of layers with few outputs in 16 bits.
 words: OUT/words.npz. Kernels, probes and words of some of these; words of attention in float32 and of its gradients. OUT/other_vectors.json.xz:
     kernels of other sizes, by which what holds between the first ones is judged.
 """
@@ -70,7 +71,20 @@ def operands(form, k, n, tokens):
 
 
 NEAR, FAR = (*range(1, DENSE), *range(DENSE, MOST, 4), MOST), tuple(range(MOST, FARTHEST + 1, 32))
-SURVEYS = {"layers": (layers, NEAR), "far": (layers, FAR), "further": (further_layers, (*NEAR, *FAR[1:]))}
+LABELS, LABEL_ROWS = (2, 3, 4, 5, 6, 7, 9, 10, 11, 20, 100), (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+SHORT_FORMS = tuple((dt, *form[1:]) for dt in ("bf16", "f16") for form in FORMS[:3] + FORMS[4:])
+
+
+@functools.cache
+def label_layers():
+    """(K, N) of layers whose outputs are a few labels, and of their inputs' gradients."""
+    return [pair for h in HIDDEN for n in LABELS for pair in ((h, n), (n, h))]
+
+
+SURVEYS = {
+    "layers": (layers, NEAR, FORMS), "far": (layers, FAR, FORMS), "further": (further_layers, (*NEAR, *FAR[1:]), FORMS),
+    "labels": (label_layers, tuple(range(1, 129)), SHORT_FORMS),
+}  # fmt: skip
 HEADS, BATCHES = (32, 64, 80, 96, 128, 256), (2, 4, 6, 8, 12, 16, 32, 64)
 
 
@@ -93,10 +107,9 @@ def attention_operands(row, tokens):
 
 def ask_layer(asker, survey, number):
     """Return the tokens and choices at which a layer's choice changes, and those that are asked about apart."""
-    every, grid = SURVEYS[survey][0](), SURVEYS[survey][1]
-    layer, which = divmod(number, len(FORMS))
-    form, (k, n) = FORMS[which], every[layer]
-    known = {}
+    (make, grid, forms), known = SURVEYS[survey], {}
+    layer, which = divmod(number, len(forms))
+    form, (k, n) = forms[which], make()[layer]
 
     def ask(tokens):
         if tokens not in known:
@@ -125,7 +138,7 @@ def ask_attention(asker, _, number):
 
 
 def count_rows(survey):
-    return len(attention_rows()) if survey == "attention" else len(FORMS) * len(SURVEYS[survey][0]())
+    return len(attention_rows()) if survey == "attention" else len(SURVEYS[survey][2]) * len(SURVEYS[survey][0]())
 
 
 def work(part, parts, until, surveys, queue):
@@ -218,6 +231,17 @@ def record_vectors(out, seconds, todo, name="vectors"):
     print(collections.Counter((row[5], row[6], row[4] > 1) for row in found), flush=True)
 
 
+def label_products():
+    """Products of layers with a few labels, and of their gradients, in 16 bits."""
+    found = []
+    for dtype in ("bfloat16", "float16"):
+        for h in HIDDEN:
+            for n in LABELS:
+                for m in LABEL_ROWS:
+                    found += [(dtype, m, h, n, 1, "rc", "columns"), (dtype, m, h, n, 1, "rc", None), (dtype, m, n, h, 1, "rr", None), (dtype, n, m, h, 1, "cr", None)]
+    return found
+
+
 LINEAR = (
     (64, 64), (256, 1024), (512, 512), (576, 64), (576, 128), (704, 2944), (768, 768), (768, 2304), (768, 2752), (896, 128), (960, 2304),
     (1024, 2240), (1024, 4096), (1280, 1856), (1344, 1728), (1408, 1600), (1536, 1536), (2048, 1024), (2048, 2048), (2304, 1088), (3072, 768),
@@ -234,8 +258,8 @@ DECODED = ((64, 100, 8), (64, 300, 12), (64, 700, 12), (64, 1000, 8), (128, 40, 
            (256, 90, 8), (256, 300, 8), (256, 700, 12), (64, 129, 4), (64, 393, 12), (64, 400, 12), (128, 400, 4), (32, 400, 8), (256, 60, 16),
            (256, 700, 16), (256, 700, 4), (64, 40, 6), (64, 1, 8), (80, 100, 8), (96, 50, 12))  # fmt: skip
 ATTENTION = (  # batch, heads, queries, keys, size, causal, with a bias
-    (1, 4, 20, 20, 64, False, False), (1, 2, 50, 50, 64, True, False), (2, 3, 70, 70, 32, False, True), (1, 2, 150, 150, 64, True, False),
-    (1, 2, 40, 40, 128, True, False), (1, 2, 33, 140, 128, False, False), (1, 2, 130, 130, 96, False, True), (2, 2, 1, 77, 64, False, False),
+    (1, 4, 20, 20, 64, False, False), (1, 2, 50, 50, 64, True, False), (2, 3, 70, 72, 32, False, True), (1, 2, 150, 150, 64, True, False),
+    (1, 2, 40, 40, 128, True, False), (1, 2, 33, 140, 128, False, False), (1, 2, 130, 132, 96, False, True), (2, 2, 1, 77, 64, False, False),
     (1, 1, 64, 300, 32, False, False), (1, 2, 60, 60, 256, True, False), (1, 2, 48, 48, 80, False, False), (1, 2, 37, 37, 40, True, False),
     (1, 2, 45, 90, 160, False, False), (1, 2, 30, 30, 16, False, False), (1, 2, 64, 64, 48, False, False),
 )  # fmt: skip
@@ -294,4 +318,4 @@ if __name__ == "__main__":
     if what == "proposals":
         record_proposals(out, sys.argv[5].split(","), list(map(float, sys.argv[3].split(","))), int(sys.argv[4]))
     else:
-        record_vectors(out, seconds, vectors()) if what == "vectors" else record_words(out, seconds)
+        record_words(out, seconds) if what == "words" else record_vectors(out, seconds, {"vectors": vectors, "labels": label_products}[what](), what)

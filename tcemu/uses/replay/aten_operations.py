@@ -932,7 +932,7 @@ def _attention_backward(call: Call, backend: str) -> Answer:
     found = attention.attention_backward(*operands, backend=backend, **options)
     wanted = call.arguments.get("grad_input_mask", (True, True, True, False))
     shape = (*q.shape[:3], max(q.shape[-1], v.shape[-1]))
-    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic)
+    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic, wide=q.dtype == F32)
     results = (*map(np.asarray, found[:3]), *([np.asarray(found.bias)] if wanted[3] else [None] * (len(call.dtypes) - 3)))
     how = ", dQ in lockstep" if reason else ""
     return Answer(results, f"{backend} attention, gradients{how}", ATTENTION, open_results={0: reason} if reason and wanted[0] else {})

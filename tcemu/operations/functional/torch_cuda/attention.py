@@ -305,7 +305,7 @@ def attention_backward(
         found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
         return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found))
     size, keys = max(call.q.shape[-1], call.v.shape[-1]), call.k.shape[2]
-    reason = find_open_order(backend, (*call.q.shape[:3], size), keys, deterministic=deterministic)
+    reason = find_open_order(backend, (*call.q.shape[:3], size), keys, deterministic=deterministic, wide=call.fmt == F32)
     if reason and open_order == "raise":
         raise NotModelled(
             f"{backend}: the order of the sums in the gradient of the queries is open: {reason}; those of keys and values have one order: "
