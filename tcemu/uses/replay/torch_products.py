@@ -60,7 +60,7 @@ PROPOSALS_KIND, PROPOSALS_VERSION = "tcemu torch product proposals", 1
 PROPOSALS_FIELDS = ("gpu", "library", "date", "launched", "orders", "curves")
 VECTORS_FILE = Path(__file__).parent / "torch_product_vectors.json.xz"
 VECTORS_KIND, VECTORS_VERSION = "tcemu torch products with a vector", 1
-VECTORS_FIELDS = ("gpu", "library", "date", "tried", "kernels", "launches", "grids")
+VECTORS_FIELDS = ("gpu", "library", "date", "tried", "kernels", "launches", "grids", "layers")
 VECTOR_STEP = 64  # elements between two sizes of which the kernels were recorded
 NOT_ASKED, NOT_TOLD = -1, -2  # in place of an order: cuBLASLt was not asked, or proposed a kernel whose order a proposal does not tell
 LIBRARIES = ("torch 2.11",)
@@ -304,6 +304,7 @@ class RecordedVectors(NamedTuple):
     tried: RuleCount  # products of other sizes, and those of them whose kernels had the order of the sizes around them
     launches: list[tuple[Launch, ...]]  # grids have the slices alone
     grids: dict[str, dict[int, list[int]]]  # by `form_name` and K: the first N and the launches of each run, at last the N after
+    layers: dict[tuple[str, int, int], int]  # by `form_name`, K and N: the launches of layers of other sizes
 
 
 @lru_cache(maxsize=1)
@@ -313,13 +314,14 @@ def recorded_vectors() -> RecordedVectors:
     read = lambda name, slices, block: Launch(data["kernels"][name], (1, 1, slices), tuple(block))
     launches = [tuple(read(*launch) for launch in each) for each in data["launches"]]
     grids = {form: {int(k): runs for k, runs in rows.items()} for form, rows in data["grids"].items()}
-    return RecordedVectors(data["gpu"], RuleCount(*data["tried"]), launches, grids)
+    layers = {(form, k, n): number for form, rows in data["layers"].items() for k, n, number in rows}
+    return RecordedVectors(data["gpu"], RuleCount(*data["tried"]), launches, grids, layers)
 
 
 def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
     """Return the kernels of the recorded sizes around a product with one row; none where one of them was not recorded."""
     table, found = recorded_vectors(), []
-    rows = table.grids.get(form_name(call), {}) if call.m == 1 and call.batch == 1 and call.addend != "outputs" else {}
+    rows = table.grids.get(form_name(call), {})
     around = lambda size: {max(1, size // VECTOR_STEP) * VECTOR_STEP, ceil_div(size, VECTOR_STEP) * VECTOR_STEP}
     for k in around(call.k):
         for n in around(call.n):
@@ -331,16 +333,20 @@ def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
     return found
 
 
-def vector_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
-    """Return the choice of a float32 product with one row, by the kernels of the recorded sizes around it; None where these differ."""
-    if call.dtype != "float32" or call.k < VECTOR_STEP or call.n < 2:
+def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> ProductChoice | None:
+    """Return the choice of a float32 product with one row, by its kernels or those of the recorded sizes around it; None where these differ.
+
+    by_layer: The kernels of layers of sizes between the steps count.
+    """
+    if call.dtype != "float32" or call.m > 1 or call.batch > 1 or call.addend == "outputs" or call.k < VECTOR_STEP or call.n < 2:
         return None
-    launches = list(dict.fromkeys(vector_launches(call)))
+    table = recorded_vectors()
+    layer = table.layers.get((form_name(call), call.k, call.n)) if by_layer else None
+    launches = list(dict.fromkeys(vector_launches(call))) if layer is None else [table.launches[layer]]
     orders = [order_of_kernels(each, call) for each in launches]
     if not orders or len({order.recipe for order in orders}) > 1:
         return None
-    table, found = recorded_vectors(), orders[0]
-    exact = not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
+    found, exact = orders[0], layer is not None or not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
     where = "" if gpu in table.gpu else f", assumed for an {gpu}"
     said = f"its kernel on an {table.gpu}" if exact else (
         f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} products "

@@ -140,10 +140,10 @@ def _cudnn_gradients(
     return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds * scale)))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 4))
-def _row_products(threads: int, halves: bool, grad: Array, out: Array, vector: int = VECTOR) -> Array:
-    """Return the sum of grad * out of each row, f32 codes [rows, 1]: threads take a vector at a time. halves: how they are joined."""
-    shape = (grad.shape[0], -1, threads, vector)
+@partial(jax.jit, static_argnums=(0, 1))
+def _row_products(threads: int, halves: bool, grad: Array, out: Array) -> Array:
+    """Return the sum of grad * out of each row, f32 codes [rows, 1]: threads take 8 elements at a time. halves: how they are joined."""
+    shape = (grad.shape[0], -1, threads, VECTOR)
     x, y = (jnp.moveaxis(a.reshape(shape), (1, 3), (0, 1)).reshape(-1, grad.shape[0], threads) for a in (grad, out))
     first = (Value(x[0]) * Value(y[0])).codes
     total = lax.scan(lambda total, xy: (fma_f32(xy[0], xy[1], total), None), first, (x[1:], y[1:]))[0]
@@ -381,9 +381,11 @@ def cutlass_backward(
         return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
 
     threads = tiles.keys // WARP  # that share a row of grad * out
-    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, most - size)]))) for x in (out, grad)]
-    vector = VECTOR // 2 if fmt == F32 else VECTOR  # 16 bytes
-    row_sums = by_rows(lambda *x: _row_products(threads, False, *x, vector), *wide)
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, 0 if fmt == F32 else most - size)]))) for x in (out, grad)]
+    if fmt == F32:  # PyTorch's own product and sum
+        row_sums = array_codes(reduce("sum", to_float(F32, by_rows(rescale, *wide)).reshape(out.shape), 3))[1]
+    else:
+        row_sums = by_rows(partial(_row_products, threads, False), *wide)
     row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
     q, grad, lse = padded(q, rows), padded(grad, rows), padded(logsumexp[..., None], rows, INFINITY)
     k, v = padded(k, columns), padded(v, columns)
@@ -392,29 +394,29 @@ def cutlass_backward(
     of_tile = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, rows - queries), (0, columns - keys)])
     added = of_tile(jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias)
 
-    def product(a: Array, b: Array, tile: int) -> Array:
-        """Return A·Bᵀ, in float32 by tiles of K whose sums are added in turn."""
-        total = jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32)
+    def product(a: Array, b: Array, tile: int, *, in_memory: bool = False) -> Array:
+        """Return A·Bᵀ, in float32 by tiles of K: each continues the sum, or is added to it in memory."""
+        zeros = total = jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32)
         if fmt != F32:
             return multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, total)
         for start in range(0, a.shape[-1], tile):
-            total = multiply_split_by_rows(a[..., start : start + tile], b[..., start : start + tile], total)
+            found = multiply_split_by_rows(a[..., start : start + tile], b[..., start : start + tile], zeros if in_memory else total)
+            total = add_f32(total, found) if in_memory and start else found
         return total
 
-    factor = np.array(np.float32(scale).view(np.uint32))
+    factor, turned = np.array(np.float32(scale).view(np.uint32)), lambda x: jnp.swapaxes(x, -1, -2)
     (p, ds), of_bias = by_rows(
         lambda *x: _cutlass_gradients(fmt, 1.0 if dropped is None else dropped.factor, factor, *x),
-        flat(product(q, k, size)), flat(product(grad, v, size)), limits, flat(added), flat(lse), flat(row_sums),
+        flat(turned(product(k, q, size))), flat(product(grad, v, size)), limits, flat(added), flat(lse), flat(row_sums),
         *(() if dropped is None else (flat(of_tile(dropped.kept)),)),
     )  # fmt: skip
     p, ds, of_bias = (jnp.asarray(x).reshape(batch, heads, rows, columns) for x in (p, ds, of_bias))
-    turned = lambda x: jnp.swapaxes(x, -1, -2)
     visits = [_visits(block, splits, tiles, turns, causal) for block in range(blocks)]
     of_q, of_k, of_v = [], [], []
     for block, visited in enumerate(visits):
         own, taken = slice(block * tiles.keys, (block + 1) * tiles.keys), _elements(visited, tiles.queries)
-        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken]), tiles.queries))
-        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken]), tiles.queries))
+        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken]), tiles.queries, in_memory=True))
+        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken]), tiles.queries, in_memory=True))
     begins = [sum(len(visits[b]) for b in range(block % splits, block, splits)) for block in range(blocks)]
     for turn in range(turns):  # blocks of keys add in the order in which they come to these queries
         when = {block: begins[block] + visited.index(turn) for block, visited in enumerate(visits) if turn in visited}
