@@ -3,6 +3,7 @@
     python tests/gpu_runs/float32_products.py proposals OUT SECONDS,SECONDS,... PROCESSES layers,far,further,attention
     python tests/gpu_runs/float32_products.py vectors|labels OUT SECONDS
     python tests/gpu_runs/float32_products.py words OUT SECONDS
+    python tests/gpu_runs/float32_products.py pack OUT FILE.json.xz    what tests/golden has of the words
 
 layers, far, further: OUT/layers.npz, and so on. For each form and each (K, N) of the survey, the numbers of tokens from which the choice is
     another one. The tokens are M, and K of a weight's gradient. Every number up to `DENSE` is asked about, every fourth up to `MOST`, and
@@ -16,6 +17,7 @@ words: OUT/words.npz. Kernels, probes and words of some of these; words of atten
 
 import collections
 import functools
+import hashlib
 import json
 import lzma
 import multiprocessing as mp
@@ -313,7 +315,26 @@ def record_words(out, seconds):
     print(len(kept), "arrays", time.time() - started, "s", flush=True)
 
 
+def pack(folder, path):
+    """Write digests of attention's words, and some words of each product with one row, with the names of its kernels."""
+    file = np.load(Path(folder, "words.npz"))
+    digests = {name: hashlib.sha256(file[name].tobytes()).hexdigest()[:16] for name in file.files if "|" in name}
+    numbers = sorted({int(name.split("_")[0]) for name in file.files if name.endswith("_product")})
+    products = []
+    for number in numbers:
+        product, index = json.loads(str(file[f"{number}_product"]))[0], file[f"{number}_index"]
+        kept = np.unique(np.linspace(0, len(index) - 1, min(len(index), 12)).astype(int))
+        products.append([product, index[kept].tolist(), file[f"{number}_words"][kept].tolist()])
+    content = {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130", "attention": digests, "products": products}
+    data = lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
+    Path(path).write_bytes(data)
+    print(len(digests), "digests,", len(products), "products,", len(data), "bytes")
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "pack":
+        pack(*sys.argv[2:])
+        sys.exit()
     what, out, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3].split(",")[0])
     if what == "proposals":
         record_proposals(out, sys.argv[5].split(","), list(map(float, sys.argv[3].split(","))), int(sys.argv[4]))
