@@ -63,7 +63,8 @@ class Answers:
 
 def read_surveys(folders: list[Path]) -> dict[Curve, Answers]:
     found: dict[Curve, Answers] = defaultdict(Answers)
-    for survey, (_, grid, forms) in float32_products.SURVEYS.items():
+    surveys = {name: survey for name, survey in float32_products.SURVEYS.items() if survey[2] is float32_products.FORMS}
+    for survey, (_, grid, forms) in surveys.items():
         for path in (folder / f"{survey}.npz" for folder in folders if (folder / f"{survey}.npz").exists()):
             file = np.load(path)
             choices, layers = [tuple(row) for row in file["choices"].tolist()], file["layers"].tolist()

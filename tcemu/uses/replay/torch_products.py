@@ -264,7 +264,7 @@ def choose_kernel(
     known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    ruled = vector_choice(call, gpu) or proposed_choice(call, gpu) or nvjet_choice(call, gpu) or tree_choice(call, gpu)
+    ruled = vector_choice(call, gpu) or proposed_choice(call, gpu) or nvjet_choice(call, gpu) or gradient_choice(call, gpu) or tree_choice(call, gpu)
     if ruled is None:
         raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
@@ -385,6 +385,7 @@ def is_aligned(call: TorchProduct) -> bool:
 
 
 NVJET_BATCH = RuleCount(1116, 1116)  # bmm of aligned operands in both runs of torch_products.py: none was cut
+FLOAT32_GRADIENTS = RuleCount(42_912, 42_912)  # proposals for gradients of eager attention, float32_products.py: each one chain
 
 
 def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
@@ -406,6 +407,14 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     dropped = found.order.slices.dropped
     slices = Slices.even(call.k, count, NVJET_GRAIN, dropped=dropped) if count > 1 else Slices.single(call.k)
     return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), slices)), "nvjet", found.why, rules.counts[found.rule], gpu)
+
+
+def gradient_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a gradient of eager attention in float32, a batch of A that lies transposed; None for others."""
+    if call.dtype != "float32" or call.batch == 1 or call.layout != "cr" or min(call.m, call.k, call.n) < 2 or call.addend:
+        return None
+    order = NamedOrder(SliceOrder(Lanes(), Slices.single(call.k)))
+    return _ruled(call, order, KINDS["fma"], "cuBLASLt cuts no gradient of attention in float32", FLOAT32_GRADIENTS, gpu)
 
 
 def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:

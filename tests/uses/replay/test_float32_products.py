@@ -136,6 +136,13 @@ def test_dot_products_of_many_blocks_are_not_known(k):
         choose_kernel(TorchProduct("float32", 1, k, 64, 1, "rc"))
 
 
+def test_gradients_of_eager_attention_are_chains():
+    choice = choose_kernel(TorchProduct("float32", 37, 37, 64, 12, "cr"))
+    assert choice.recipe.slices.edges == (0, 37) and choice.source == RULE and choice.recipe.unit.lanes == 1
+    with pytest.raises(NotModelled):
+        choose_kernel(TorchProduct("float32", 1, 37, 64, 12, "cr"))
+
+
 def test_the_proposals_say_where_they_end():
     table = proposed_orders(FLOAT32_FILE)
     assert table.launched.right > 29_000 and table.launched.asked - table.launched.right < 10
