@@ -8,6 +8,7 @@ package has, the second to products of other sizes. `--write` writes the tables.
 import argparse
 import json
 import lzma
+import re
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch_product_proposals import same_order
 from torch_product_rules import order_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu_runs"))
@@ -22,19 +24,16 @@ import float32_products
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct, order_of_kernels
+from tcemu.uses.replay.kernel_choices import NOT_ASKED, NOT_TOLD, ORDERS_KIND, ORDERS_VERSION, proposed_orders
 from tcemu.uses.replay.torch_products import (
-    FLOAT32_FILE,
-    NOT_ASKED,
-    NOT_TOLD,
-    PROPOSALS_KIND,
-    PROPOSALS_VERSION,
+    SHORT,
+    SMALL_LAYERS_FILE,
     VECTOR_STEP,
     VECTORS_FILE,
     VECTORS_KIND,
     VECTORS_VERSION,
     form_name,
     proposed_choice,
-    proposed_orders,
     recorded_launches,
     recorded_vectors,
     vector_choice,
@@ -63,8 +62,7 @@ class Answers:
 
 def read_surveys(folders: list[Path]) -> dict[Curve, Answers]:
     found: dict[Curve, Answers] = defaultdict(Answers)
-    surveys = {name: survey for name, survey in float32_products.SURVEYS.items() if survey[2] is float32_products.FORMS}
-    for survey, (_, grid, forms) in surveys.items():
+    for survey, (_, grid, forms) in float32_products.SURVEYS.items():
         for path in (folder / f"{survey}.npz" for folder in folders if (folder / f"{survey}.npz").exists()):
             file = np.load(path)
             choices, layers = [tuple(row) for row in file["choices"].tolist()], file["layers"].tolist()
@@ -79,7 +77,7 @@ def read_surveys(folders: list[Path]) -> dict[Curve, Answers]:
 
 def make_table(surveys: dict[Curve, Answers]) -> tuple[dict[str, Any], tuple[int, int], str]:
     """Return the runs of each curve, and how the numbers of tokens that were asked about apart agree with them."""
-    numbers: dict[tuple, int] = {}
+    numbers: dict[tuple, int] = {tuple(NOT_ASKED): 0, tuple(NOT_TOLD): 1}
     forms: dict[str, list] = defaultdict(list)
     agree = Counter()
     for (form, k, n), answers in surveys.items():
@@ -87,22 +85,23 @@ def make_table(surveys: dict[Curve, Answers]) -> tuple[dict[str, Any], tuple[int
         def number_of(tokens: int, choice: tuple, form: tuple = form, k: int = k, n: int = n) -> int:
             m, depth, columns, _ = float32_products.operands(form, k, n, tokens)
             name = order_name(form, choice, depth) if min(m, columns) > 1 else None
-            return NOT_TOLD if name is None else numbers.setdefault(name, len(numbers))
+            return numbers.setdefault(tuple(NOT_TOLD) if name is None else name, len(numbers))
 
         # of a weight's gradient the tokens are K, on which the lengths of slices depend
         starts = range(1, answers.last + 1) if form[1] == "cr" else sorted(answers.changes)
         runs: list[int] = []
         for tokens in starts:
             far = form[1] == "cr" and tokens > float32_products.MOST and tokens % FAR_STEP
-            found = NOT_ASKED if far else number_of(tokens, answers.choice(tokens))
+            found = numbers[()] if far else number_of(tokens, answers.choice(tokens))
             runs += [] if runs and runs[-1] == found else [tokens, found]
         for tokens, choice in answers.held_out.items():
             found = runs[2 * bisect_right(runs[::2], tokens) - 1]
-            if found != NOT_ASKED:
+            if found != numbers[()]:
                 agree[found == number_of(tokens, choice)] += 1
-        call = TorchProduct("float32", *float32_products.operands(form, k, n, 2)[:3], 1, form[1], "columns" if form[2] else None)
+        dtype = next(name for name, short in SHORT.items() if short == form[0])
+        call = TorchProduct(dtype, *float32_products.operands(form, k, n, 2)[:3], 1, form[1], "columns" if form[2] else None)
         x, y = (k, n) if form[1] == "cr" else (n, k)
-        forms[form_name(call)].append((x, y, [*runs, answers.last + 1, NOT_ASKED]))
+        forms[form_name(call)].append((x, y, [*runs, answers.last + 1, numbers[()]]))
     columns = {form: [list(column) for column in zip(*sorted(rows), strict=True)] for form, rows in sorted(forms.items())}
     said = f"{agree[True]:,} of {agree.total():,} numbers of tokens that were asked about apart have the order of their run"
     return {"orders": list(numbers), "curves": columns}, (agree[True], agree.total()), said
@@ -115,9 +114,10 @@ def read_vectors(path: Path) -> dict[TorchProduct, tuple[Launch, ...]]:
     """Return the kernels of each recorded product without copies; grids have the slices alone."""
     file, found = json.loads(lzma.decompress(path.read_bytes())), {}
     for *product, kernels in file["products"]:
-        call, names = TorchProduct(*product), [(file["kernels"][number], *sizes) for number, *sizes in kernels]
+        call = TorchProduct(*product)
+        launches = [Launch(file["kernels"][number], *map(tuple, sizes)) for number, *sizes in kernels]
         found[call] = tuple(
-            Launch(name, (1, 1, sizes[0][2] // call.batch), tuple(sizes[1])) for name, *sizes in names if sizes and "at::native" not in name
+            launch._replace(grid=(1, 1, launch.grid[2] // call.batch)) for launch in launches if not re.search("at::native|memcpy", launch.name)
         )
     return found
 
@@ -168,22 +168,21 @@ def try_vectors(found: dict[TorchProduct, tuple[Launch, ...]]) -> tuple[int, int
     return right, asked, without, wrong
 
 
-def compare() -> tuple[int, int, list[str]]:
+def compare(labels: list[Path]) -> tuple[int, int, list[str]]:
     """Return how many launched products have the order of their proposal, of how many, and the others."""
+    launched = {call: launches for call, launches in recorded_launches().launches.items() if call.dtype == "float32"}
+    launched |= {call: launches for path in labels for call, launches in read_vectors(path).items() if min(call.m, call.n) > 1}
     right, asked, wrong = 0, 0, []
-    for call, launches in recorded_launches().launches.items():
-        if call.dtype != "float32":
-            continue
+    for call, launches in launched.items():
         try:
-            proposed, launched = proposed_choice(call, "H200"), order_of_kernels(launches, call)
+            proposed, order = proposed_choice(call, "H200"), order_of_kernels(launches, call)
         except NotModelled:
             continue
         if proposed is None:
             continue
-        parts = lambda found: (found.recipe.slices.edges, found.recipe.slices.dealt, found.recipe.unit, found.recipe.epilogue, found.addend_first)
-        same = parts(proposed) == parts(launched)
+        same = same_order(proposed, order)
         right, asked = right + same, asked + 1
-        wrong += [] if same else [f"{call}: proposed {proposed.recipe.slices}, launched {launched.recipe.slices}"]
+        wrong += [] if same else [f"{call}: proposed {proposed.recipe.slices}, launched {order.recipe.slices}"]
     return right, asked, wrong
 
 
@@ -199,24 +198,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--date", default="2026-11-28")
-    parser.add_argument("--write", action="store_true", help=f"write {FLOAT32_FILE.name} and {VECTORS_FILE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {SMALL_LAYERS_FILE.name} and {VECTORS_FILE.name}")
     args = parser.parse_args()
     table, (agreed, of), said = make_table(read_surveys(args.folders))
     print(f"{sum(len(rows[0]) for rows in table['curves'].values()):,} curves, {len(table['orders'])} orders", said, sep="\n")
-    head = {"kind": PROPOSALS_KIND, "version": PROPOSALS_VERSION, "gpu": GPU, "library": LIBRARY, "date": args.date}
+    head = {"kind": ORDERS_KIND, "version": ORDERS_VERSION, "gpu": GPU, "library": LIBRARY, "date": args.date}
     vectors = {name: read_vectors(path) for folder in args.folders for path in folder.glob("*vectors.json.xz") for name in (path.name,)}
     every = {call: launches for found in vectors.values() for call, launches in found.items()}
     rows = {"kind": VECTORS_KIND, "version": VECTORS_VERSION, "gpu": GPU, "library": "torch 2.11.0+cu130", "date": args.date}
     rows |= vector_table(every)
     if args.write:
-        write(FLOAT32_FILE, head | {"launched": [0, 0]} | table)
+        write(SMALL_LAYERS_FILE, head | {"launched": [0, 0]} | table)
         write(VECTORS_FILE, rows | {"tried": [0, 0]})
-    right, asked, wrong = compare()
+    right, asked, wrong = compare([path for folder in args.folders for path in folder.glob("labels.json.xz")])
     print(f"{right:,} of {asked:,} launched products have the order of their proposal", *wrong, sep="\n")
     tried, total, without, differ = try_vectors(every)
     print(f"{tried:,} of {total:,} products with one row have the order of the sizes around them; others: {dict(without)}", *differ, sep="\n")
     if args.write:
-        print(write(FLOAT32_FILE, head | {"launched": [right + agreed, asked + of]} | table), write(VECTORS_FILE, rows | {"tried": [tried, total]}), sep="\n")
+        print(write(SMALL_LAYERS_FILE, head | {"launched": [right + agreed, asked + of]} | table), write(VECTORS_FILE, rows | {"tried": [tried, total]}), sep="\n")
     return 0
 
 

@@ -38,6 +38,7 @@ from tcemu.uses.replay.kernel_choices import (
     KernelChoice,
     choice_order,
     list_proposals,
+    proposed_orders,
     shape_features,
 )
 from tcemu.uses.replay.kernel_profiles import (
@@ -73,7 +74,7 @@ from tcemu.uses.replay.predicted_orders import (
     shipped_rules,
 )
 from tcemu.uses.replay.summation_levels import equivalence_key
-from tcemu.uses.replay.torch_products import TorchProduct, choose_kernel
+from tcemu.uses.replay.torch_products import ALIGNMENT, TorchProduct, choose_kernel
 
 FOLDS, SEED = 10, 45
 STUDY_LIBRARIES = tuple(STUDY_UNITS)
@@ -151,6 +152,23 @@ def proposed_on_h100() -> list[Answer]:
         for shape, choice in shapes[name].items()
         if choice.algorithm in NVJET and not (shape[1] % 8 or shape[2] % 8)
     ]
+
+
+def proposed_on_h200() -> list[Answer]:
+    """Return the numbers of slices that were proposed for layers of models, at the ends of each run over the number of tokens."""
+    table, found = proposed_orders(), []
+    for (form, x, y), runs in table.curves.items():
+        dtype, layout, *bias = form.split("-")
+        lines = (x, y) if layout == "cr" else (y, x)
+        if bias or any(length % ALIGNMENT for length in lines):
+            continue
+        ends = zip(runs[::2], [end - 1 for end in runs[2::2]], runs[1::2], strict=False)
+        for tokens, number in dict.fromkeys((tokens, number) for first, last, number in ends for tokens in (first, last)):
+            kind, *count = table.orders[number] or [""]
+            m, n, k = (x, y, tokens) if layout == "cr" else (tokens, x, y)
+            if kind in ("nvjet", "nvjet cut") and not k % ALIGNMENT:
+                found.append(Answer(f"torch-{dtype}", (m, n, k), None, *(count or (1,))))
+    return found
 
 
 def held_out_on_h100() -> list[Answer]:
@@ -459,7 +477,7 @@ def cross_validate(known: Sequence[Answer], rules: OrderRules) -> list[str]:
 
 # ---- the products of models
 
-ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+ROWS = (1, 3, 8, 16, 37, 64, 100, 128, 256, 333, 512, 1000, 2048, 4096)
 
 
 class ModelProducts(NamedTuple):
@@ -551,7 +569,7 @@ def main() -> int:
     if args.models:
         print("\n".join(model_lines()))
         return 0
-    known = [*measured_on_h200(), *proposed_on_h100()]
+    known = [*measured_on_h200(), *proposed_on_h100(), *proposed_on_h200()]
     rule = fit_nvjet(known)
     rules = fit(known, rule, fit_trees(rule))
     lines = [*rule_lines(rules), "", *cross_validate(known, rules)]

@@ -8,6 +8,7 @@ import argparse
 import json
 import lzma
 import sys
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,13 +24,12 @@ import model_products
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct
 from tcemu.operations.products.library.kernel_recipe import Conditions
+from tcemu.uses.replay.kernel_choices import NOT_ASKED, NOT_TOLD, ORDERS_FILE, ORDERS_KIND, ORDERS_VERSION, TOKEN_STEP, proposed_orders
 from tcemu.uses.replay.predicted_orders import RuleCount
 from tcemu.uses.replay.torch_products import (
-    NOT_ASKED,
-    NOT_TOLD,
-    PROPOSALS_FILE,
-    PROPOSALS_KIND,
-    PROPOSALS_VERSION,
+    LAUNCHES_FILE,
+    LAUNCHES_KIND,
+    LAUNCHES_VERSION,
     SHORT,
     ProductChoice,
     choose_kernel,
@@ -38,10 +38,10 @@ from tcemu.uses.replay.torch_products import (
     multiply_as_chosen,
     nvjet_choice,
     proposed_choice,
-    proposed_orders,
     recorded_launches,
 )
 
+KEPT_WORDS = 8  # one product of so many
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 Curve = tuple[str, bool, int, int]  # layout, True for a bias, and the sizes that are not the number of tokens
 
@@ -66,21 +66,36 @@ def read_answers(folders: list[Path]) -> dict[tuple, dict[int, tuple]]:
     return found
 
 
+ASKED_NOT, TOLD_NOT = 0, 1  # numbers of the first two orders
+STEP = {"rc": 1, "rr": 1, "cr": TOKEN_STEP}  # tokens between two answers that count as neighbours
+
+
+def may_be_cut(curve: Curve, dtype: str, first: int, last: int) -> bool:
+    """True unless all products of a curve in this range are aligned, and none was ever seen to be cut."""
+    calls = [product_of(curve, dtype, tokens) for tokens in (first, last)]
+    return any(not is_aligned(call) or model_products.may_be_cut(call.m, call.n, call.k, 4) for call in calls)
+
+
 def runs_of(curve: Curve, dtype: str, answers: dict[int, tuple], numbers: dict[tuple, int]) -> list[int]:
-    """Return the first number of tokens and the order of each run. Between two answers that differ and are no neighbours none is known."""
-    runs, before, last = [], NOT_ASKED, 0
+    """Return the first number of tokens and the order of each run.
+
+    Between two answers that are no neighbours an order is known only if both are equal and no K between them may be cut.
+    """
+    runs, before, last = [], ASKED_NOT, 0
     form = (SHORT[dtype], curve[0], int(curve[1]), 0)
     for tokens in sorted(answers):
         call = product_of(curve, dtype, tokens)
         name = order_name(form, answers[tokens], call.k) if answers[tokens][0] >= 0 else None
         vector = min(call.m, call.n) == 1 and not is_aligned(call)  # cuBLAS has other kernels for these
-        number = NOT_TOLD if name is None or vector else numbers.setdefault(name, len(numbers))
+        number = TOLD_NOT if name is None or vector else numbers.setdefault(name, len(numbers))
+        gap = before != ASKED_NOT and tokens > last + STEP[curve[0]]
+        if gap and (number != before or may_be_cut(curve, dtype, last + 1, tokens - 1)):
+            runs += [last + 1, ASKED_NOT]
+            before = ASKED_NOT
         if number != before:
-            if before != NOT_ASKED and tokens > last + 1:
-                runs += [last + 1, NOT_ASKED]
             runs += [tokens, number]
         before, last = number, tokens
-    return [*runs, last + 1, NOT_ASKED]
+    return [*runs, last + 1, ASKED_NOT]
 
 
 def launched(folders: list[Path]) -> Iterator[tuple[TorchProduct, list[Launch], list | None]]:
@@ -167,40 +182,80 @@ def sure_rule(call: TorchProduct) -> tuple | None:
 
 
 def make_table(answers: dict[tuple[Curve, str], dict[int, tuple]], head: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the contents of the file, without curves that nvjet's sure thresholds give, and how often these were right."""
-    numbers: dict[tuple, int] = {}
+    """Return the contents of the file, without curves that nvjet's sure thresholds give, and how often these were right at runs' ends."""
+    numbers: dict[tuple, int] = {tuple(NOT_ASKED): ASKED_NOT, tuple(NOT_TOLD): TOLD_NOT}
     forms: dict[str, list] = defaultdict(list)
     sure, left_out = Counter(), 0
     for (curve, dtype), found in answers.items():
         runs = runs_of(curve, dtype, found, numbers)
-        needed = 0
-        for tokens, choice in found.items():
-            call = product_of(curve, dtype, tokens)
-            rule = sure_rule(call)
-            name = order_name((SHORT[dtype], curve[0], int(curve[1]), 0), choice, call.k) if choice[0] >= 0 else None
-            needed += rule != name
-            if rule is not None:
-                sure[rule == name] += 1
-        if not needed:
-            left_out += 1
-            continue
-        forms[form_name(product_of(curve, dtype, 2))].append((curve[2], curve[3], runs))
+        names, needed = list(numbers), False
+        for first, after, number in zip(runs[::2], runs[2::2], runs[1::2], strict=False):
+            rules = [sure_rule(product_of(curve, dtype, tokens)) for tokens in (first, after - 1)] if number != ASKED_NOT else []
+            needed |= any(rule != names[number] for rule in rules)
+            sure.update(rule == names[number] for rule in rules if rule is not None)
+        if needed:
+            forms[form_name(product_of(curve, dtype, 2))].append((curve[2], curve[3], runs))
+        left_out += not needed
     columns = {form: [list(column) for column in zip(*sorted(rows), strict=True)] for form, rows in sorted(forms.items())}
-    kept = sum(map(len, forms.values()))
-    runs = sum(len(one) // 2 for rows in forms.values() for *_, one in rows)
     lines = [
         f"{sum(map(len, answers.values())):,} proposals for {len(answers):,} curves; {left_out:,} curves are those of the sure thresholds",
-        f"{kept:,} curves with {runs:,} runs of {len(numbers)} orders",
-        f"the sure thresholds were right {sure[True]:,} times of {sure.total():,}",
+        f"{sum(map(len, forms.values())):,} curves with {sum(len(one) // 2 for rows in forms.values() for *_, one in rows):,} runs of "
+        f"{len(numbers) - 2} orders",
+        f"at the ends of runs the sure thresholds were right {sure[True]:,} times of {sure.total():,}",
     ]
     return head | {"orders": list(numbers), "curves": columns}, lines
 
 
 def write(table: dict[str, Any]) -> int:
     content = lzma.compress(json.dumps(table, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
-    PROPOSALS_FILE.write_bytes(content)
+    ORDERS_FILE.write_bytes(content)
     proposed_orders.cache_clear()
     return len(content)
+
+
+# ---- what is kept of the launches
+
+
+def packed_launches(found: Iterable[tuple[TorchProduct, Sequence[Launch]]], head: dict[str, Any]) -> bytes:
+    """Return a file of launches: the names of kernels once, then each product with the numbers, grids and blocks of its kernels."""
+    names: dict[str, int] = {}
+    products = []
+    for call, launches in found:
+        sizes = lambda kernel: () if kernel.name.startswith("gpu_mem") else (kernel.grid, kernel.block)
+        products.append([*call, [[names.setdefault(kernel.name, len(names)), *sizes(kernel)] for kernel in launches]])
+    data = {"kind": LAUNCHES_KIND, "version": LAUNCHES_VERSION} | head | {"kernels": list(names), "products": products}
+    return lzma.compress(json.dumps(data, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
+
+
+def is_told(call: TorchProduct, launches: Sequence[Launch]) -> bool:
+    """Return True for a product in 16 bits whose order a proposal or a rule tells as its kernels do, or alone."""
+    if call.dtype == "float32":
+        return False
+    try:
+        choice = proposed_choice(call, "H200") or nvjet_choice(call, "H200")
+    except NotModelled:
+        return False
+    try:
+        return choice is not None and same_order(choice, choose_kernel(call, launches=launches))
+    except NotModelled:
+        return choice is not None
+
+
+def keep_launches(folders: list[Path]) -> None:
+    """Write the package's launches, those that neither a proposal nor a rule tells, and the others for the tests, with some words."""
+    recorded, every, words = recorded_launches(), {}, []
+    every |= recorded.launches
+    for call, launches, theirs in launched(folders):
+        every[call] = tuple(launches)
+        if theirs is not None and zlib.crc32(str(call).encode()) % KEPT_WORDS == 0:
+            words.append([list(call), theirs])
+    told = {call: is_told(call, launches) for call, launches in every.items()}
+    head = {"gpu": recorded.gpu, "library": "torch 2.11.0+cu130", "date": "2026-11-27 and 2026-11-28"}
+    LAUNCHES_FILE.write_bytes(packed_launches(((call, x) for call, x in every.items() if not told[call]), head))
+    layers = packed_launches(((call, x) for call, x in every.items() if told[call]), head | {"words": words})
+    (GOLDEN / "torch_layers_h200.json.xz").write_bytes(layers)
+    kept = sum(told.values())
+    print(f"{kept:,} launches for the tests, {len(told) - kept:,} for the package, {len(words)} products with words")
 
 
 def main() -> int:
@@ -208,10 +263,11 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--date", default="2026-11-28")
     parser.add_argument("--words", action="store_true", help="compare the recorded words too")
-    parser.add_argument("--write", action="store_true", help=f"write {PROPOSALS_FILE.name}")
+    parser.add_argument("--launches", action="store_true", help="write the package's and the tests' launches")
+    parser.add_argument("--write", action="store_true", help=f"write {ORDERS_FILE.name}")
     args = parser.parse_args()
     machine = json.loads((args.folders[0] / "launches.jsonl").read_text().splitlines()[0])
-    head = {"kind": PROPOSALS_KIND, "version": PROPOSALS_VERSION, "gpu": machine["gpu"]}
+    head = {"kind": ORDERS_KIND, "version": ORDERS_VERSION, "gpu": machine["gpu"]}
     head["library"] = "cuBLASLt 13.1 with PyTorch's workspace"
     if args.write:
         table, lines = make_table(read_answers(args.folders), head | {"date": args.date, "launched": [0, 0]})
@@ -222,6 +278,8 @@ def main() -> int:
     print("of other runs:", *lines, sep="\n", flush=True)
     if args.write:
         write(table | {"launched": [count.right + others.right, count.asked + others.asked]})
+    if args.launches:
+        keep_launches(args.folders)
     return 0
 
 

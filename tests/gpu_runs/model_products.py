@@ -131,20 +131,20 @@ def may_be_cut(m, n, k, slack=1):
 
 
 def grid(curve):
-    """Return the numbers of tokens to ask about before changes are bisected, and the last of those to ask about densely."""
+    """Return the numbers of tokens to ask about before changes are bisected, and those to ask about each."""
     layout, _, x, y = curve
     aligned = not (y % 8 or x % 8)
     if layout == "cr":
         if not aligned:
-            return GRID, 0
-        if not may_be_cut(x, y, GRID[-1], 4):
-            return (1, 64, 512, 1024, 2048, 2688, 3072, 4096, 6144, 8192, 12288, 16384), 0
-        return (*SHORT_GRID[:-3], 2624, *(k + i for k in range(LONG_K, 16384, 64) for i in (0, 1)), 16384), 0
+            return GRID, range(1, DENSE + 1)
+        every = [k for k in range(LONG_K, GRID[-1] + 1, 8) if may_be_cut(x, y, k, 4)]
+        return (*SHORT_GRID[:-3], *range(2048, GRID[-1] + 1, 2048)), every
     if not aligned:
-        return GRID, DENSE
+        return GRID, range(1, 2 * DENSE + 1)
     if y < LONG_K - 64:
-        return SHORT_GRID, 0
-    return GRID, max(64, *(m for m in range(1, DENSE + 1) if may_be_cut(m, x, y, 4)))
+        return SHORT_GRID, ()
+    most = 4 * MOST_OUTPUTS * max(1, (-(-y // 64) - 1) // 20) // x
+    return GRID, range(1, max(64, min(4 * DENSE, most)) + 1)
 
 
 class Result(ctypes.Structure):
@@ -289,7 +289,7 @@ class Survey:
                     return news
                 found, question = self.rows[number, coded], Curve(self.lt, self.handle, curve, dtype)
                 known = sorted(found)
-                for tokens in range(1, grid(curve)[1] + 1):
+                for tokens in grid(curve)[1]:
                     if tokens not in found:
                         found[tokens] = question.ask(tokens)
                         same = self.expected(known, found, tokens)
@@ -325,19 +325,37 @@ LONG = (2816, 2880, 3072, 3584, 4096, 4608, 4864, 5120, 5376, 5632, 6144, 6912, 
         14336, 15360, 16384, 17408, 18944, 20480, 21504, 24576, 25600, 27648, 28672)  # fmt: skip
 
 
-def random_shapes(part):
-    """Shapes where K may be cut, whether or not a layer has them: a curve, dtype, tokens."""
-    r = np.random.Generator(np.random.PCG64(zlib.crc32(b"model products, random shapes") + part))
-    while True:
-        layout, bias = (("rc", False), ("rc", False), ("rr", False), ("cr", False), ("rc", True))[r.integers(5)]
-        unit = (8, 64, 64, 128, 128)[r.integers(5)]
-        k = LONG[r.integers(len(LONG))] if r.random() < 0.5 else 8 * int(np.ceil(2688 * 8 ** r.random() / 8))
-        n = unit * int(np.ceil(2 ** r.uniform(3, 15.5) / unit))
-        m = int(np.ceil(2 ** r.uniform(0, 11.5)))
-        m = -(-m // 8) * 8 if layout == "cr" else m
-        dtype = DTYPES[r.integers(2)]
-        if may_be_cut(m, n, k, 1.2):
-            yield ((layout, bias, m, n), dtype, k) if layout == "cr" else ((layout, bias, n, k), dtype, m)
+FORMS = [(layout, bias, dtype) for layout, bias in (("rc", 0), ("rr", 0), ("cr", 0), ("rc", 1), ("rr", 1)) for dtype in DTYPES]
+
+
+def random_shapes(form, block):
+    """int64 [shapes, 3]: M, K and N where K may be cut, whether or not a layer has them; a block for each number."""
+    layout = FORMS[form][0]
+    u = np.random.Generator(np.random.PCG64(zlib.crc32(f"model products, {FORMS[form]}, {block}".encode()))).random((2048, 6))
+    unit = np.array((8, 64, 64, 128, 128))[(5 * u[:, 0]).astype(int)]
+    k = 8 * np.ceil(2688 * 8 ** (2 * u[:, 1] - 1).clip(0) / 8).astype(np.int64)
+    k = np.where(u[:, 1] < 0.5, np.array(LONG)[(2 * len(LONG) * u[:, 1].clip(0, 0.4999)).astype(int)], k)
+    n = unit * np.ceil(2 ** (3 + 12.5 * u[:, 2]) / unit).astype(np.int64)
+    m = np.ceil(2 ** (11.5 * u[:, 3])).astype(np.int64)
+    m = np.where((u[:, 4] < 0.25) | (layout == "cr"), -(-m // 8) * 8, m)
+    most = np.maximum(1, (-(-k // 64) - 1) // 20)
+    return np.stack([m, k, n], 1)[m * n <= 4 * MOST_OUTPUTS * most]
+
+
+def ask_random(survey, form, until):
+    """The numbers of the choices of the first shapes, and a row of numbers of the choices."""
+    layout, bias, dtype = FORMS[form]
+    numbers, block = [], 0
+    while time.time() < until:
+        for m, k, n in random_shapes(form, block).tolist():
+            if time.time() > until:
+                break
+            curve, tokens = ((layout, bias, m, n), k) if layout == "cr" else ((layout, bias, n, k), m)
+            question = Curve(survey.lt, survey.handle, curve, dtype)
+            numbers.append(survey.choices.setdefault(question.ask(tokens), len(survey.choices)))
+            question.close()
+        block += 1
+    return np.array(numbers, np.uint16), np.array(list(survey.choices), np.int64)
 
 
 def work(out, part, parts, until):
@@ -345,24 +363,17 @@ def work(out, part, parts, until):
         survey = Survey(out, part, library())
         every = list(enumerate(curves()))[part::parts]
         survey.first(every, until - 20)
-        survey.save("first")
         print(part, "first", len(survey.rows), sum(map(len, survey.rows.values())), time.time() - START, flush=True)
-        news = survey.dense(every, until - 10)
+        news = survey.dense(every, until - 20)
         print(part, "dense: equal to equal neighbours, not", news, sum(map(len, survey.rows.values())), time.time() - START, flush=True)
-        news, moved = survey.spots(every, 300, until - 6)
+        news, moved = survey.spots(every, 300, until - 18)
         print(part, "drawn: equal to equal neighbours, not", news, "by 16 bytes: equal, not", moved, time.time() - START, flush=True)
         survey.save("dense")
-        Path(out, f"curves_first_{part}.npz").unlink()
-        numbers = []
-        for curve, dtype, tokens in random_shapes(part):
-            if time.time() > until - 2:
-                break
-            question = Curve(survey.lt, survey.handle, curve, dtype)
-            numbers.append(survey.choices.setdefault(question.ask(tokens), len(survey.choices)))
-            question.close()
-        choices = np.array(list(survey.choices), np.int64)
-        np.savez_compressed(f"{out}/random_{part}.npz", numbers=np.array(numbers, np.uint16), choices=choices)
-        print(part, "random", len(numbers), time.time() - START, flush=True)
+        form = part % len(FORMS)
+        if part < len(FORMS):
+            numbers, choices = ask_random(survey, form, until - 2)
+            np.savez_compressed(f"{out}/random_{part}.npz", numbers=numbers, choices=choices)
+            print(part, FORMS[form], "random", len(numbers), time.time() - START, flush=True)
     except Exception as error:
         print(part, "failed", repr(error), flush=True)
         raise
@@ -504,21 +515,21 @@ def record(out, until, device):
             print(name, done, "of", len(todo), "products", "with words" if with_words else "of one token", time.time() - START, flush=True)
 
 
-def main(out, seconds, parts):
+def main(out, seconds, parts, worker=work):
     until = START + seconds
     if parts == 0:  # a try without a GPU
         record(out, until, "cpu")
         return
     context = mp.get_context("spawn")
-    workers = [context.Process(target=work, args=(out, part, parts, until), daemon=True) for part in range(parts)]
-    for worker in workers:
-        worker.start()
+    processes = [context.Process(target=worker, args=(out, part, parts, until), daemon=True) for part in range(parts)]
+    for process in processes:
+        process.start()
     try:
         record(out, until - 5, "cuda")
     except Exception as error:
         print("record failed", repr(error), flush=True)
-    for worker in workers:
-        worker.join(max(0.1, until + 6 - time.time()))
+    for process in processes:
+        process.join(max(0.1, until + 6 - time.time()))
     print(subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True).stdout)
 
 

@@ -55,7 +55,8 @@ class Evidence(NamedTuple):
     """Why an operation's result is that of the GPU.
 
     Attributes:
-        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere.
+        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere,
+            or the library proposed it on a GPU.
             EXACT_RESULT: every correct implementation has these bits. NOT_KNOWN: nothing says what the GPU gives.
         text: The evidence in words.
     """
@@ -864,7 +865,7 @@ def _product(call: Call, left: str, right: str) -> Answer:
     )
     array = np.ascontiguousarray
     found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
-    status = BY_RULE if choice.source == torch_products.RULE else MEASURED
+    status = BY_RULE if choice.source in (torch_products.RULE, torch_products.PROPOSED) else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 

@@ -1,12 +1,11 @@
 """Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
 
 `choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels that were recorded on an H200
-(`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), from what cuBLASLt proposed there for the layers of
-public models, over the number of tokens (`torch_product_proposals.json.xz`, written by `benchmarks/torch_product_proposals.py`), or from rules.
-Rules: nvjet's thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order
-of the kernel that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch
-(`torch_product_rules.json.xz`, written by `benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and
-says what a recording would teach.
+(`torch_product_launches.json.xz`), from what cuBLASLt proposed there for the layers of public models, over the number of tokens
+(`kernel_choices.proposed_orders`), or from rules. Rules: nvjet's thresholds (`predicted_orders`), which hold for every memory order of
+aligned operands; and trees from a shape to the order of the kernel that cuBLASLt proposed for every shape there, one for each dtype, memory
+order, bias and batch (`torch_product_rules.json.xz`, written by `benchmarks/torch_product_rules.py`). A call that none of these answers
+raises NotModelled, and says what a recording would teach.
 
 Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,
 torch_proposals.py, model_products.py); the workspace of cuBLASLt in PyTorch, at::cuda::getCUDABlasLtWorkspaceSize.
@@ -44,7 +43,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kern
 from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.operations.products.recipe_kinds import ProductOperands
-from tcemu.uses.replay.kernel_choices import STAGE_TILES, ChoiceTree, nvjet_slices
+from tcemu.uses.replay.kernel_choices import NOT_TOLD, ORDERS_FILE, STAGE_TILES, ChoiceTree, nvjet_slices, proposed_orders
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
 
@@ -54,15 +53,11 @@ LAUNCHES_FILE = Path(__file__).parent / "torch_product_launches.json.xz"
 LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch product launches", 1
 LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "products")
 RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
-PROPOSALS_FILE = Path(__file__).parent / "torch_product_proposals.json.xz"
-FLOAT32_FILE = Path(__file__).parent / "torch_product_float32.json.xz"
-PROPOSALS_KIND, PROPOSALS_VERSION = "tcemu torch product proposals", 1
-PROPOSALS_FIELDS = ("gpu", "library", "date", "launched", "orders", "curves")
+SMALL_LAYERS_FILE = Path(__file__).parent / "torch_product_small_layers.json.xz"  # float32, and layers with few labels in 16 bits
 VECTORS_FILE = Path(__file__).parent / "torch_product_vectors.json.xz"
 VECTORS_KIND, VECTORS_VERSION = "tcemu torch products with a vector", 1
 VECTORS_FIELDS = ("gpu", "library", "date", "tried", "kernels", "launches", "grids", "layers")
 VECTOR_STEP = 64  # elements between two sizes of which the kernels were recorded
-NOT_ASKED, NOT_TOLD = -1, -2  # in place of an order: cuBLASLt was not asked, or proposed a kernel whose order a proposal does not tell
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -125,25 +120,6 @@ def recorded_launches() -> RecordedLaunches:
     names = data["kernels"]
     read = lambda kernel: Launch(names[kernel[0]], *(tuple(size) for size in kernel[1:]))  # a memset has no grid
     return RecordedLaunches(data["gpu"], {TorchProduct(*product): tuple(map(read, kernels)) for *product, kernels in data["products"]})
-
-
-class ProposedOrders(NamedTuple):
-    """The contents of `torch_product_proposals.json.xz`: the orders of the kernels that cuBLASLt proposed, over the number of tokens."""
-
-    gpu: str
-    library: str
-    date: str
-    launched: RuleCount  # launched products, and those of them whose kernels had the proposal's order
-    orders: list[list]  # by their short names
-    curves: dict[tuple[str, int, int], list[int]]  # by `form_name` and the other two sizes: the first tokens and the order of each run
-
-
-@lru_cache
-def proposed_orders(file: Path = PROPOSALS_FILE) -> ProposedOrders:
-    """Read the proposals of this package, of 16-bit products or of float32."""
-    data = check_saved("proposals", decompress_json(file.read_bytes()), PROPOSALS_KIND, PROPOSALS_VERSION, PROPOSALS_FIELDS)
-    curves = {(form, x, y): runs for form, columns in data["curves"].items() for x, y, runs in zip(*columns, strict=True)}
-    return ProposedOrders(data["gpu"], data["library"], data["date"], RuleCount(*data["launched"]), data["orders"], curves)
 
 
 def form_name(call: TorchProduct) -> str:
@@ -363,19 +339,16 @@ def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     """
     if call.batch > 1 or call.addend == "outputs":
         return None
-    table = proposed_orders(FLOAT32_FILE if call.dtype == "float32" else PROPOSALS_FILE)
-    x, y, tokens = (call.m, call.n, call.k) if call.layout == "cr" else (call.n, call.k, call.m)
-    runs = table.curves.get((form_name(call), x, y), [])
-    at = bisect_right(runs[::2], tokens)
-    number = runs[2 * at - 1] if at else NOT_ASKED
-    if number == NOT_ASKED:
-        return None
-    if number == NOT_TOLD:
+    tables = [proposed_orders(file) for file in (ORDERS_FILE, SMALL_LAYERS_FILE)]
+    asked = ((table, table.find(form_name(call), call.m, call.n, call.k)) for table in tables)
+    table, order = next(((table, order) for table, order in asked if order), (tables[0], []))
+    if order == NOT_TOLD:
         raise NotModelled(f"{call}: cuBLASLt proposed a kernel on an {table.gpu} whose order the proposal does not tell; {TEACH}")
-    last = f"to {runs[2 * at] - 1}" if 2 * at < len(runs) else "on"
-    why = f"{table.library} proposed this order for {runs[2 * at - 2]} {last} tokens, on {table.date}"
-    order = table.orders[number]
-    return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, table.launched, gpu, source=PROPOSED, found_on=table.gpu)
+    if not order:
+        return None
+    why = f"{table.library} proposed this order on {table.date}"
+    count = RuleCount(*table.launched)
+    return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu, source=PROPOSED, found_on=table.gpu)
 
 
 def is_aligned(call: TorchProduct) -> bool:
