@@ -56,7 +56,8 @@ class Evidence(NamedTuple):
     """Why an operation's result is that of the GPU.
 
     Attributes:
-        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere.
+        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere,
+            or the library proposed it on a GPU.
             EXACT_RESULT: every correct implementation has these bits. NOT_KNOWN: nothing says what the GPU gives.
         text: The evidence in words.
     """
@@ -848,6 +849,17 @@ def _cumsum(call: Call) -> Answer:
     return Answer((call_by_numpy(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
+def _histc(call: Call) -> Answer:
+    """Count the elements of each bin: counts are integers, which atomic additions in any order give."""
+    x, low, high, bins = call["self"], call["min"], call["max"], call["bins"]
+    if call.dtype != F32 or x.size >= 1 << 24 or low >= high:
+        raise NotModelled(f"histc: got {x.size} elements of {x.dtype} from {low} to {high}; known are float32, below 2^24, from min < max")
+    low, high = F32.type(low), F32.type(high)
+    inside = x[(x >= low) & (x <= high)]
+    places = np.minimum(((inside - low) * F32.type(bins) / (high - low)).astype(np.int64), bins - 1)
+    return Answer((np.bincount(places, minlength=bins).astype(F32),), "SummaryOps.cu", Evidence(BY_RULE, "PyTorch's source"))
+
+
 # ---- sorting
 
 TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
@@ -930,7 +942,7 @@ def _product(call: Call, left: str, right: str) -> Answer:
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
     found = np.asarray(torch_products.multiply_as_chosen(choice, a, b, addend))
-    status = BY_RULE if choice.source == torch_products.RULE else MEASURED
+    status = BY_RULE if choice.source in (torch_products.RULE, torch_products.PROPOSED) else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 
@@ -1002,7 +1014,7 @@ def _attention_backward(call: Call, backend: str) -> Answer:
     found = attention.attention_backward(*operands, backend=backend, **options)
     wanted = call.arguments.get("grad_input_mask", (True, True, True, False))
     shape = (*q.shape[:3], max(q.shape[-1], v.shape[-1]))
-    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic)
+    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic, wide=q.dtype == F32)
     results = (*map(np.asarray, found[:3]), *([np.asarray(found.bias)] if wanted[3] else [None] * (len(call.dtypes) - 3)))
     how = ", dQ in lockstep" if reason else ""
     return Answer(results, f"{backend} attention, gradients{how}", ATTENTION, open_results={0: reason} if reason and wanted[0] else {})
@@ -1089,6 +1101,7 @@ OPERATIONS: dict[str, Operation] = {
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
     ),
     "cumsum": Operation("self, dim, dtype=None", _cumsum),
+    "histc": Operation("self, bins=100, min=0, max=0", _histc),
     "_scaled_dot_product_cudnn_attention": Operation(
         "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None",
         partial(_attention, backend="cudnn"),

@@ -106,6 +106,19 @@ def test_the_order_of_a_sum_is_the_gpus():
     assert total.numpy() == np.asarray(reduce("sum", x, None))
 
 
+def test_counts_of_bins_are_those_of_the_gpus_formula():
+    """A count of experts, and floats whose bin f32 rounding decides; with bounds from the data the GPU's bins are not known."""
+    experts = torch.tensor([0, 3, 3, 1, 7, 7, 7], dtype=torch.float32)
+    x = torch.tensor([0.1, 0.7, 0.7000001, 0.3, -0.2, 1.2, 1.0, float("nan")])
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100") as emulated:
+        counts, others = torch.histc(experts, 8, 0, 7), torch.histc(x, 10, 0, 1)
+        with pytest.raises(NotModelled, match="min < max"):
+            torch.histc(x, 10)
+    assert counts.tolist() == [1, 1, 0, 2, 0, 0, 0, 3] and emulated.report().counts()["not known"] == 0
+    bins = [min(int(np.float32(v) * np.float32(10) / np.float32(1)), 9) for v in (0.1, 0.7, 0.7000001, 0.3, 1.0)]
+    assert others.tolist() == np.bincount(bins, minlength=10).tolist()
+
+
 def test_optimizers_of_other_threads_keep_their_defaults():
     """Two blocks, of which the first one opened closes first, and a thread without a block."""
     devices = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
