@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import BF16, F16, F32
+from tcemu.operations.functional.torch_cuda.product_kernels import nvjet_slices
 from tcemu.operations.products.library.kernel_recipe import Lanes, Merge, Slices
 
 PROPOSALS_FILE = Path(__file__).parent / "proposed_h100.json.xz"
@@ -110,13 +111,6 @@ def _merge(library: str, choice: KernelChoice) -> Merge:
 TILE = 64  # rows and columns of the tiles in which outputs are counted, and elements of K in a tile of 16-bit operands
 
 
-def nvjet_slices(k: int, count: int, grain: int) -> Slices:
-    """Return the slices of a kernel of nvjet; where the kernel's fault omits products at the end, without these."""
-    tail = k % TILE
-    dropped = tail if grain == TILE and tail and count > tail and k // TILE % count == 0 else 0
-    return Slices.even(k, count, grain, dropped=dropped) if count > 1 else Slices.single(k)
-
-
 class Proposals(NamedTuple):
     """The choices that cuBLASLt proposed on one GPU, by library and shape."""
 
@@ -171,10 +165,10 @@ class ProposedOrders(NamedTuple):
         return self.orders[runs[2 * at - 1]] if at else NOT_ASKED
 
 
-@lru_cache(maxsize=1)
-def proposed_orders() -> ProposedOrders:
-    """Read the proposed orders of this package."""
-    data = check_saved("orders", decompress_json(ORDERS_FILE.read_bytes()), ORDERS_KIND, ORDERS_VERSION, ORDERS_FIELDS)
+@lru_cache
+def proposed_orders(file: Path = ORDERS_FILE) -> ProposedOrders:
+    """Read the proposed orders of a file of this package."""
+    data = check_saved("orders", decompress_json(file.read_bytes()), ORDERS_KIND, ORDERS_VERSION, ORDERS_FIELDS)
     curves = {(form, x, y): runs for form, columns in data["curves"].items() for x, y, runs in zip(*columns, strict=True)}
     return ProposedOrders(data["gpu"], data["library"], data["date"], tuple(data["launched"]), data["orders"], curves)
 

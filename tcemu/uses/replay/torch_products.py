@@ -13,6 +13,7 @@ torch_proposals.py, model_products.py); the workspace of cuBLASLt in PyTorch, at
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.product_kernels import (
     BYTES,
+    LARGE_K_TILE,
     LAYOUTS,
     NVJET_GRAIN,
     Launch,
@@ -35,13 +37,15 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
     TorchProduct,
     ceil_div,
     check_product,
+    nvjet_slices,
     tensor_core,
 )
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
 from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+from tcemu.operations.products.library.numpy_sums import multiply_by_numpy
 from tcemu.operations.products.recipe_kinds import ProductOperands
-from tcemu.uses.replay.kernel_choices import NOT_TOLD, STAGE_TILES, ChoiceTree, nvjet_slices, proposed_orders
+from tcemu.uses.replay.kernel_choices import NOT_TOLD, ORDERS_FILE, STAGE_TILES, ChoiceTree, proposed_orders
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
 
@@ -51,6 +55,11 @@ LAUNCHES_FILE = Path(__file__).parent / "torch_product_launches.json.xz"
 LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch product launches", 1
 LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "products")
 RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
+SMALL_LAYERS_FILE = Path(__file__).parent / "torch_product_small_layers.json.xz"  # float32, and layers with few labels in 16 bits
+VECTORS_FILE = Path(__file__).parent / "torch_product_vectors.json.xz"
+VECTORS_KIND, VECTORS_VERSION = "tcemu torch products with a vector", 1
+VECTORS_FIELDS = ("gpu", "library", "date", "tried", "kernels", "launches", "grids", "layers")
+VECTOR_STEP = 64  # elements between two sizes of which the kernels were recorded
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -152,7 +161,7 @@ def leaf_rule(form: str, kind: str, proposals: int) -> str:
 OPEN = "open"
 KINDS = {
     "fma": "a chain of f32 fma", "fma cut": "CUTLASS f32", "deal": "XMMA f32", "sn t": "gemmSN_TN", "sn n": "gemmSN_NN",
-    "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
+    "large k": "sgemm_largek", "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
 }  # fmt: skip
 IN_PLACE, OUTPUT_TYPE = 1, 4  # cublasLtReductionScheme_t
 
@@ -177,6 +186,8 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
         return NamedOrder(SliceOrder(Lanes(), single))
     if kind == "fma cut":  # the length of a slice, and 1 where the running sum is stored in place
         return NamedOrder(SliceOrder(Lanes(), cut_evenly(k, numbers[0])), addend_first=len(numbers) > 1 and call.addend is not None)
+    if kind == "large k":
+        return NamedOrder(SliceOrder(Lanes(), Slices.even(k, numbers[0], LARGE_K_TILE) if numbers[0] > 1 else single))
     if kind == "deal":
         return NamedOrder(SliceOrder(Lanes(), Slices.interleaved(k, numbers[0], 8)))
     if kind == "sn t":
@@ -242,8 +253,8 @@ def choose_kernel(
     known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    rules = (proposed_choice, nvjet_choice, tree_choice) if gpu in proposed_orders().gpu else (nvjet_choice, proposed_choice, tree_choice)
-    ruled = next(filter(None, (rule(call, gpu) for rule in rules)), None)
+    first = (proposed_choice, nvjet_choice) if gpu in proposed_orders().gpu else (nvjet_choice, proposed_choice)
+    ruled = next(filter(None, (rule(call, gpu) for rule in (vector_choice, *first, gradient_choice, tree_choice))), None)
     if ruled is None:
         raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
@@ -276,6 +287,65 @@ def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
 
 
+class RecordedVectors(NamedTuple):
+    """The contents of `torch_product_vectors.json.xz`: kernels of float32 products with one row, at multiples of VECTOR_STEP."""
+
+    gpu: str
+    tried: RuleCount  # products of other sizes, and those of them whose kernels had the order of the sizes around them
+    launches: list[tuple[Launch, ...]]  # grids have the slices alone
+    grids: dict[str, dict[int, list[int]]]  # by `form_name` and K: the first N and the launches of each run, at last the N after
+    layers: dict[tuple[str, int, int], int]  # by `form_name`, K and N: the launches of layers of other sizes
+
+
+@lru_cache(maxsize=1)
+def recorded_vectors() -> RecordedVectors:
+    """Read the recorded products with a vector."""
+    data = check_saved("vectors", decompress_json(VECTORS_FILE.read_bytes()), VECTORS_KIND, VECTORS_VERSION, VECTORS_FIELDS)
+    read = lambda name, slices, block: Launch(data["kernels"][name], (1, 1, slices), tuple(block))
+    launches = [tuple(read(*launch) for launch in each) for each in data["launches"]]
+    grids = {form: {int(k): runs for k, runs in rows.items()} for form, rows in data["grids"].items()}
+    layers = {(form, k, n): number for form, rows in data["layers"].items() for k, n, number in rows}
+    return RecordedVectors(data["gpu"], RuleCount(*data["tried"]), launches, grids, layers)
+
+
+def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
+    """Return the kernels of the recorded sizes around a product with one row; none where one of them was not recorded."""
+    table, found = recorded_vectors(), []
+    rows = table.grids.get(form_name(call), {})
+    around = lambda size: {max(1, size // VECTOR_STEP) * VECTOR_STEP, ceil_div(size, VECTOR_STEP) * VECTOR_STEP}
+    for k in around(call.k):
+        for n in around(call.n):
+            runs = rows.get(k, [])
+            at = bisect_right(runs[::2], n)
+            if not at or 2 * at >= len(runs):
+                return []
+            found.append(table.launches[runs[2 * at - 1]])
+    return found
+
+
+def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> ProductChoice | None:
+    """Return the choice of a float32 product with one row, by its kernels or those of the recorded sizes around it; None where these differ.
+
+    by_layer: The kernels of layers of sizes between the steps count.
+    """
+    if call.dtype != "float32" or call.m > 1 or call.batch > 1 or call.addend == "outputs" or call.k < VECTOR_STEP or call.n < 2:
+        return None
+    table = recorded_vectors()
+    layer = table.layers.get((form_name(call), call.k, call.n)) if by_layer else None
+    launches = list(dict.fromkeys(vector_launches(call))) if layer is None else [table.launches[layer]]
+    orders = [order_of_kernels(each, call) for each in launches]
+    if not orders or len({order.recipe for order in orders}) > 1:
+        return None
+    found, exact = orders[0], layer is not None or not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
+    where = "" if gpu in table.gpu else f", assumed for an {gpu}"
+    said = f"its kernel on an {table.gpu}" if exact else (
+        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} products "
+        "that it was tried on"
+    )  # fmt: skip
+    source, probability = (RECORDED, None) if exact else (RULE, table.tried.probability)
+    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, f"{said}{where}; {found.evidence}", probability)
+
+
 def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     """Return the choice of a layer whose curve of proposals has the number of tokens; None for others.
 
@@ -283,14 +353,15 @@ def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     """
     if call.batch > 1 or call.addend == "outputs":
         return None
-    table = proposed_orders()
-    order = table.find(form_name(call), call.m, call.n, call.k)
+    tables = [proposed_orders(file) for file in (ORDERS_FILE, SMALL_LAYERS_FILE)]
+    asked = ((table, table.find(form_name(call), call.m, call.n, call.k)) for table in tables)
+    table, order = next(((table, order) for table, order in asked if order), (tables[0], []))
     if order == NOT_TOLD:
         raise NotModelled(f"{call}: cuBLASLt proposed a kernel on an {table.gpu} whose order the proposal does not tell; {TEACH}")
     if not order:
         return None
     why = f"{table.library} proposed this order on {table.date}"
-    count = RuleCount(*table.launched) if gpu in table.gpu else ON_ANOTHER_GPU
+    count = ON_ANOTHER_GPU if is_aligned(call) and gpu not in table.gpu else RuleCount(*table.launched)
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu, source=PROPOSED, found_on=table.gpu)
 
 
@@ -302,6 +373,7 @@ def is_aligned(call: TorchProduct) -> bool:
 
 NVJET_WORKSPACE = RuleCount(91883, 91883)  # drawn products with a bias of tests/gpu_runs/model_products.py: none was cut
 NVJET_BATCH = RuleCount(1116, 1116)  # bmm of aligned operands in both runs of torch_products.py: none was cut
+FLOAT32_GRADIENTS = RuleCount(42_912, 42_912)  # proposals for gradients of eager attention, float32_products.py: each one chain
 
 
 def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
@@ -326,6 +398,14 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     dropped = found.order.slices.dropped
     slices = Slices.even(call.k, count, NVJET_GRAIN, dropped=dropped) if count > 1 else Slices.single(call.k)
     return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), slices)), "nvjet", found.why, rules.counts[found.rule], gpu)
+
+
+def gradient_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a gradient of eager attention in float32, a batch of A that lies transposed; None for others."""
+    if call.dtype != "float32" or call.batch == 1 or call.layout != "cr" or min(call.m, call.k, call.n) < 2 or call.addend:
+        return None
+    order = NamedOrder(SliceOrder(Lanes(), Slices.single(call.k)))
+    return _ruled(call, order, KINDS["fma"], "cuBLASLt cuts no gradient of attention in float32", FLOAT32_GRADIENTS, gpu)
 
 
 def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
@@ -440,17 +520,17 @@ def matmul(
     shape = None if addend is None else addend.shape
     call = torch_product(left.shape, right.shape, *dtypes, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
-    return multiply_as_chosen(choice, left, right, addend)
+    return jnp.asarray(multiply_as_chosen(choice, left, right, addend))
 
 
-def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Array:
-    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which nothing is compiled by itself."""
+def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Floats:
+    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which only instructions are compiled."""
     outputs = (*a.shape[:-1], b.shape[-1])
     if choice.product.addend == "outputs" and bias is not None:
         fits = bias.ndim <= len(outputs) and all(n in (1, size) for n, size in zip(bias.shape[::-1], outputs[::-1], strict=False))
         if not fits:
             raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
-        bias = jnp.broadcast_to(bias, outputs)
+        bias = (np if isinstance(bias, np.ndarray) else jnp).broadcast_to(bias, outputs)
     if b.ndim == 2:
         a = a.reshape(-1, a.shape[-1])
         bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
@@ -460,20 +540,26 @@ def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats
         bias = None
     if choice.product.addend == "columns" and bias is not None:
         bias = bias.reshape(-1)
-    return matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype).reshape(outputs)
+    found = None
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and (bias is None or isinstance(bias, np.ndarray)):
+        found = multiply_by_numpy(recipe, a, b, bias)
+    found = matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype) if found is None else found
+    return found.reshape(outputs)
 
 
-def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Array, Array, KernelRecipe]:
+def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Floats, Floats, KernelRecipe]:
     """Return operands with a slice before the first whose sum is the bias: ones in A, the bias and zeros in B."""
     if choice.product.addend != "columns":
         raise NotModelled(f"{choice.product}: an addend [M, N] that is added before the first slice is not computed here")
     recipe, unit = choice.recipe, choice.recipe.unit
     length = unit.op.k if isinstance(unit, Steps) else 1
-    ones = jnp.zeros((*a.shape[:-1], length), a.dtype).at[..., 0].set(1)
-    rows = jnp.zeros((*b.shape[:-2], length, b.shape[-1]), b.dtype).at[..., 0, :].set(bias)
+    xp: Any = np if isinstance(a, np.ndarray) else jnp
+    first = np.arange(length) == 0
+    ones = xp.broadcast_to(xp.asarray(first, a.dtype), (*a.shape[:-1], length))
+    rows = xp.broadcast_to(xp.where(first[:, None], bias, xp.zeros((), b.dtype)), (*b.shape[:-2], length, b.shape[-1]))
     edges = (0, *(length + edge for edge in recipe.slices.edges))
     augmented = recipe.replace(slices=Slices.from_edges(edges))
-    return jnp.concatenate([ones, a], -1), jnp.concatenate([rows, b], -2), augmented
+    return xp.concatenate([ones, a], -1), xp.concatenate([rows, b], -2), augmented
 
 
 __all__ = [
