@@ -174,6 +174,11 @@ def proposed_on_h200() -> list[Answer]:
     return found
 
 
+def known_answers() -> list[Answer]:
+    """Return the shapes on which nvjet's thresholds are fitted, and rules counted."""
+    return [*measured_on_h200(), *proposed_on_h100(), *proposed_on_h200()]
+
+
 def held_out_on_h100() -> list[Answer]:
     data = json.loads(lzma.decompress(HELD_OUT.read_bytes()))
     return [Answer(name, (m, n, k), from_dict(recipe), gpu=H100) for name, m, n, k, recipe in data["recipes"]]
@@ -572,7 +577,7 @@ def main() -> int:
     if args.models:
         print("\n".join(model_lines()))
         return 0
-    known = [*measured_on_h200(), *proposed_on_h100(), *proposed_on_h200()]
+    known = known_answers()
     rule = fit_nvjet(known)
     rules = fit(known, rule, fit_trees(rule))
     lines = [*rule_lines(rules), "", *cross_validate(known, rules)]
