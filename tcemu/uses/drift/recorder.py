@@ -249,7 +249,7 @@ def _environment(framework: str) -> dict[str, Any]:
 def _torch_environment(torch: Any) -> dict[str, Any]:
     switches = {
         "float32_matmul_precision": torch.get_float32_matmul_precision,
-        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "deterministic": lambda: torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn_allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
         "cudnn_enabled": lambda: torch.backends.cudnn.enabled,
