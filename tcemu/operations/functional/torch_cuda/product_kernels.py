@@ -110,6 +110,8 @@ def nvjet(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrde
     tile_n, tile_m, of_n, of_m = (int(match[name]) for name in ("tile_n", "tile_m", "cluster_n", "cluster_m"))
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
     tiles = ceil_div(ceil_div(call.n, tile_n), of_n) * of_n * ceil_div(ceil_div(call.m, tile_m), of_m) * of_m
+    if blocks in FULL_GRIDS[of_n * of_m]:
+        raise NotModelled(f"{launch.name}: a grid of {blocks} blocks fills the GPU for any larger number of slices of {call}")
     if blocks % tiles:
         raise NotModelled(
             f"{launch.name}: {blocks} blocks are no multiple of the {tiles} output tiles of {call}, so its slices are not known"
@@ -118,6 +120,9 @@ def nvjet(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrde
 
 
 NVJET_GRAIN = 64
+# blocks that fill 132 multiprocessors, by the blocks of a cluster: a grid of them may compute more tiles than it has blocks, as 132 and 120
+# did (tests/gpu_runs/model_products.py)
+FULL_GRIDS = {1: (132,), 2: (132,), 4: (120, 128, 132), 8: (112, 120, 128)}
 
 
 def slices_of_grid(launch: Launch, call: TorchProduct) -> int:
@@ -192,6 +197,7 @@ def vector_warps(match: re.Match[str], launch: Launch, call: TorchProduct) -> Sl
 
 
 LONGEST_VECTOR, LONGEST_DOT = 64, 16  # elements that a lane of gemvx takes at once, for rows and for columns of B
+SINGLE_LANES, SHORT_LANES = (4, 32), (4, 8)  # blocks whose lanes take single elements of rows, and of more than 8 in columns
 
 
 def vector_lanes(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
@@ -201,10 +207,26 @@ def vector_lanes(match: re.Match[str], launch: Launch, call: TorchProduct) -> Sl
     if match["transposed"] == "true":
         if count > 1:
             check_whole_k(launch, call)
-        vector = vector if match["short"] == "true" or vector <= LONGEST_DOT else 1
+        vector = vector if match["short"] == "true" or vector <= (8 if launch.block[:2] == SHORT_LANES else LONGEST_DOT) else 1
+    elif launch.block[:2] == SINGLE_LANES:
+        vector = 1
     elif launch.block[0] < 32:
         raise NotModelled(f"{launch.name[:80]}: a block of {launch.block} took K in two ways, and nothing in the name tells which")
     return SliceOrder(Lanes(lanes, min(LONGEST_VECTOR, vector)), slices)
+
+
+DOT_BLOCK, DOT_THREADS, MOST_DOT_BLOCKS = 256, 128, 4  # of dot_kernel: elements, threads, and blocks whose sums are added in turn
+
+
+def dot_blocks(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    """Each thread adds two rounded products, threads join in halves, and another kernel adds the sums of the blocks."""
+    count = ceil_div(call.k, DOT_BLOCK)
+    if call.layout != "rc" or count > MOST_DOT_BLOCKS:
+        raise NotModelled(
+            f"{launch.name[:80]}: known are up to {MOST_DOT_BLOCKS * DOT_BLOCK} elements of K, contiguous in both operands (layout 'rc')"
+        )
+    unit = Lanes(DOT_THREADS, 2, fused=False)
+    return SliceOrder(unit, Slices.even(call.k, count, DOT_BLOCK) if count > 1 else Slices.single(call.k))
 
 
 LARGE_K_TILE = 8  # elements of K to a multiple of which the kernel for large K rounds slices up
@@ -260,13 +282,17 @@ KERNELS = (
         vector_lanes, seen(53, 150, "the dealing of K"),
     ),
     _row(
+        "dot_kernel", r"dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>", dot_blocks,
+        "found by probes of 7 products on an H200, and 0 of 108 words of 5 of them different there, after products that were fused had been",
+    ),
+    _row(
         "sgemm_largek", r"sgemm_largek_lds64<", large_k,
         "found by probes of 18 products on an H200, and 0 of 256 words of each different there",
     ),
 )  # fmt: skip
 REDUCTION = r"splitKreduce_kernel<([^,]*, ){8}(?P<total>[^,]*), "  # `total`: the type to which the total is rounded before a bias
 IN_KERNEL, CLEARED = r"_execute_split_k_kernel", r"memset|Memset"
-BESIDE = r"memcpy|Memcpy|at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"  # copies, additions and clearing by other kernels
+BESIDE = r"memcpy|Memcpy|reduce_1Block_kernel<float, 128, |at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"  # copies, additions and clearing by other kernels
 
 
 # ---- from launches to the order
