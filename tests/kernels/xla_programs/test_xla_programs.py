@@ -96,12 +96,12 @@ def test_a_product_of_cublaslt_without_a_profile(recorded):
     [
         ("cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4", (8, 2, 4), 4),
         (
-            "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x128x32_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+            "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x128x32_execute_segment_k_off_kernel__5x_cublas",
             (64, 2, 1),
             1,
         ),
         (
-            "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_warpsize2x2x1_tensor16x8x8_execute_kernel__5x_cublas",
+            "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_execute_kernel__5x_cublas",
             (7, 3, 1),
             1,
         ),

@@ -254,7 +254,10 @@ def seen(found: int, tried: int, mended: str = "") -> str:
     return said + (f"; {mended} was mended on that run" if mended else "")
 
 
-SEEN_TF32 = "up to 8,192 words of each of 18 products of JAX 0.11.2 on an H200 (tests/gpu_runs/xla_programs.py), 0 different, and of 28 of other shapes"
+SEEN_TF32 = (
+    "up to 8,192 words of each of 18 products of JAX 0.11.2 on an H200 (tests/gpu_runs/xla_programs.py), 0 different, and of 28 of other "
+    "shapes"
+)
 
 KERNELS = (
     _row(
