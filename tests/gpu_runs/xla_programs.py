@@ -477,7 +477,8 @@ def compare(folder: Path, gpu: str, prefix: str) -> int:
                     if way == "compiled here":
                         program = tcemu.xla.compile(function, *operands, gpu=gpu, options=MODES[mode])
                     else:
-                        program = tcemu.xla.read(Path(dumped) / f"{mode}.{name}", target=gpu)[0]
+                        profile = folder if any(folder.rglob("*.xplane.pb")) else None
+                        program = tcemu.xla.read(Path(dumped) / f"{mode}.{name}", target=gpu, profile=profile)[0]
                     leaves = jax.tree.leaves(program.run(*jax.tree.leaves(operands))[0])
                 except Exception as error:
                     print(f"{mode}, {name}, {way}: {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -399,7 +399,7 @@ class _Machine:
         if name not in tiles:
             raise NotModelled(
                 f"{self.program.name}: {instruction.name} takes a tensor map of its operand {number}, whose tile the dump does not tell: "
-                f"compile with xla_gpu_experimental_enable_triton_tma=False. {MAPPED}"
+                f"compile with --xla_gpu_autotune_level=0, by which no kernel was seen to take one. {MAPPED}"
             )
         return next(each.shape for each in body if each.name == name), tiles[name]
 

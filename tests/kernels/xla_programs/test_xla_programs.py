@@ -352,7 +352,7 @@ def test_a_tile_that_the_dump_does_not_tell(recorded):
     entry = program.module.computations[program.module.entry]
     replaced = tuple(each._replace(attributes=each.attributes.replace("output_tiles", "none")) for each in entry)
     program.module = program.module._replace(computations={**program.module.computations, program.module.entry: replaced})
-    with pytest.raises(NotModelled, match=r"tensor map of its operand 0, whose tile the dump does not tell: .*triton_tma=False"):
+    with pytest.raises(NotModelled, match=r"tensor map of its operand 0, whose tile the dump does not tell: .*autotune_level=0"):
         program.run(*GROUPS["products"]["int8_16x16x16"])
 
 
