@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ PROGRAM_ID = re.compile(r"(%\S+) = tt\.get_program_id (\w)")
 CONSTANT = re.compile(r"(%\S+) = arith\.constant (\d+) : i\d+")
 MULTIPLIED = re.compile(r"%[xyz]offset\S* = arith\.muli (%\S+), (%\S+) :")  # Triton names a value as the source does
 WIDENED = re.compile(r"(%\S+) = arith\.extsi (%\S+) :")
+SOURCE_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[([^\]]*)\]")
 PTX_FILE = re.compile(r'^\s*\.file\s+\d+\s+"([^"]*)"', re.MULTILINE)
 NAME_LENGTH = 150  # characters of a kernel's name that Triton's files have
 FIRST_LINE = "# AOT ID:"  # of a Python file with a graph
@@ -58,6 +59,11 @@ class TensorType(NamedTuple):
         """Return those of a tensor."""
         return cls(tuple(x.shape), tuple(x.stride()), x.dtype)
 
+    def matches(self, x: torch.Tensor) -> bool:
+        """Return whether a tensor has this shape and dtype, and these strides where an axis has more than one element."""
+        alike = tuple(x.shape) == self.shape and x.dtype == self.dtype
+        return alike and all(a == b for a, b, size in zip(x.stride(), self.strides, self.shape, strict=True) if size > 1)
+
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
@@ -80,6 +86,7 @@ class GraphKernel:
     ptx: Path | None  # None: `missing` says why there is none
     blocks: Mapping[str, int]  # elements of a program by "XBLOCK", ...
     missing: str = ""
+    source: str = ""
 
     @cached_property
     def compiled(self) -> CompiledKernel:
@@ -117,19 +124,27 @@ class CompiledGraph:
     Attributes:
         path: Its Python file.
         kind: "inference", "forward" or "backward".
+        number: Of the compilation that wrote it: the graphs of one training step have the same.
         arguments: Types of the operands, in order.
+        names: Names of the operands, in order: "primals_1" and so on are parameters and inputs, "tangents_1" and so on gradients.
+        results: Expressions of the results, in order; "None" where there is none.
+        sources: Names of the operations of the captured function from which it was compiled, as far as its comments list them.
         kernels: Its Triton kernels by name.
         steps: Names of the launches and calls, in order; a library's function has its module before it, as "extern_kernels.mm".
     """
 
     def __init__(self, path: Path, tree: ast.Module, kernels: Mapping[str, GraphKernel]) -> None:
         self.path, self.kernels = path, kernels
-        self.kind = path.read_text(encoding="utf-8").partition("\n")[0].strip("']\n ").rpartition("_")[2]
+        text = path.read_text(encoding="utf-8")
+        self.number, _, self.kind = text.partition("\n")[0].removeprefix(FIRST_LINE).strip("[]'\n ").rpartition("_")
+        self.sources = frozenset(name for names in SOURCE_NODES.findall(text) for name in names.split(", ") if name)
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         if "call" not in functions or "get_args" not in functions:
             raise NotModelled(f"{path}: no functions call and get_args; PyTorch 2.11 writes them")
         self.body = functions["call"].body
         self.arguments = tuple(_read_arguments(functions["get_args"]))
+        self.names, self.results = _read_interface(self.body)
+        self.program = (ast.unparse(functions["call"]), *(kernel.source for kernel in kernels.values()))
         called = [_dotted(node.func) for node in _calls_in_order(self.body)]
         self.steps = tuple(name.removesuffix(".run") for name in called if name.removesuffix(".run") in kernels or _is_library(name))
 
@@ -157,10 +172,14 @@ class CompiledGraph:
         if len(operands) != len(self.arguments):
             raise ValueError(f"{self.path.name}: got {len(operands)} operands; the graph has {len(self.arguments)}")
         for number, (x, expected) in enumerate(zip(operands, self.arguments, strict=True)):
-            if TensorType.of(x) != expected:
+            if not expected.matches(x):
                 raise ValueError(f"{self.path.name}: operand {number} is {TensorType.of(x)}; the graph was compiled for {expected}")
         with torch.no_grad():
             return _Interpreter(self, resolve_target(target), checked, watch).run(list(operands))
+
+    def accepts(self, operands: Sequence[torch.Tensor]) -> bool:
+        """Return whether tensors have the types of the operands."""
+        return len(operands) == len(self.arguments) and all(map(TensorType.matches, self.arguments, operands))
 
     def __repr__(self) -> str:
         launches = sum(name in self.kernels for name in self.steps)
@@ -168,6 +187,26 @@ class CompiledGraph:
             f"<CompiledGraph {self.kind}: {len(self.arguments)} operands, {launches} launches of {len(self.kernels)} kernels, "
             f"{len(self.steps) - launches} calls of libraries>"
         )
+
+
+@dataclass(frozen=True)
+class TrainingGraphs:
+    """The forward and the backward graph of a training step."""
+
+    forward: CompiledGraph
+    backward: CompiledGraph
+    results: int  # of the forward graph, without the tensors that are saved for the backward graph
+
+    @property
+    def saved(self) -> tuple[tuple[str, TensorType], ...]:
+        """Names and types of the saved tensors, in order; operands of the forward graph among them keep their names."""
+        count = len(self.forward.results) - self.results
+        return tuple(zip(self.backward.names[:count], self.backward.arguments[:count], strict=True))
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What tells two of them apart."""
+        return (*self.forward.program, *self.backward.program)
 
 
 class CompiledGraphs(Result):
@@ -185,20 +224,73 @@ class CompiledGraphs(Result):
     def __getitem__(self, index: int) -> CompiledGraph:
         return self.graphs[index]
 
-    def find(self, operands: Sequence[torch.Tensor]) -> CompiledGraph:
+    def find(self, operands: Sequence[torch.Tensor], results: int, sources: Collection[str]) -> CompiledGraph:
         """Return the inference graph for tensors of these types.
 
+        Args:
+            operands: Tensors of the types that the graph takes.
+            results: Number of the results.
+            sources: Names of the operations of the captured function.
+
         Raises:
-            NotModelled: No graph of the folder has such operands.
+            NotModelled: No graph of the folder has such operands, or several that differ have them.
         """
-        types = tuple(map(TensorType.of, operands))
-        for graph in self.graphs:
-            if graph.kind == "inference" and graph.arguments == types:
-                return graph
-        shown = ", ".join(map(str, types[:6])) + (f" and {len(types) - 6} more" if len(types) > 6 else "")
+        return self._choose("inference", operands, sources, lambda graph: [graph] * (len(graph.results) == results))
+
+    def find_training(
+        self,
+        operands: Sequence[torch.Tensor],
+        results: int,
+        tangents: Sequence[torch.Tensor],
+        gradients: Sequence[bool],
+        sources: Collection[str],
+    ) -> TrainingGraphs:
+        """Return the graphs of a training step for tensors of these types.
+
+        What a forward graph saves for its backward graph is the compiler's choice. The folder tells it by places and names: the saved
+        tensors are the last results of the one and the first operands of the other, in the same order.
+
+        Args:
+            operands: Tensors of the types that the forward graph takes.
+            results: Number of its results without those that are saved.
+            tangents: Gradients of the results, as the backward graph takes them.
+            gradients: Whether each operand gets a gradient.
+            sources: Names of the operations of the captured function.
+
+        Raises:
+            NotModelled: No graphs of the folder have such operands and results, or several that differ have them.
+        """
+
+        def pair(forward: CompiledGraph) -> list[TrainingGraphs]:
+            saved = forward.results[results:]
+            return [
+                TrainingGraphs(forward, graph, results)
+                for graph in self.graphs
+                if graph.kind == "backward"
+                and graph.number == forward.number
+                and len(graph.names) == len(saved) + len(tangents)
+                and all(name.startswith("tangents_") == (i >= len(saved)) for i, name in enumerate(graph.names))
+                and all(expected.matches(x) for expected, x in zip(graph.arguments[len(saved) :], tangents, strict=True))
+                and [result != "None" for result in graph.results] == list(gradients)
+                and all(_is_saved_as(*names) for names in zip(saved, graph.names, strict=False))
+            ]
+
+        return self._choose("forward", operands, sources, pair)
+
+    def _choose(self, kind: str, operands: Sequence[torch.Tensor], sources: Collection[str], select: Callable[..., Any]) -> Any:
+        taken = [x for x in self.graphs if x.kind == kind and x.accepts(operands)]
+        foreign = {name for graph in taken for name in graph.sources - {*sources}}
+        found = [each for graph in taken if graph.sources <= {*sources} for each in select(graph)]
+        if len({each.program for each in found}) == 1:
+            return found[0]
+        types = [str(TensorType.of(x)) for x in operands]
+        shown = ", ".join(types[:6]) + (f" and {len(types) - 6} more" if len(types) > 6 else "")
+        training = "" if kind == "inference" else ", or none with a backward graph for it"
+        more = f". The model here does not call {', '.join(sorted(foreign)[:6])}" if foreign and not found else ""
         raise NotModelled(
-            f"{self.folder}: no inference graph for {len(types)} operands {shown}; it has {', '.join(map(repr, self.graphs)) or 'none'}. "
-            "Sizes, dtypes and the version of PyTorch must be those of the compilation"
+            f"{self.folder}: {'no' if not found else len(found)} {kind} graph{'s' * (len(found) > 1)} for {len(types)} operands {shown}"
+            f"{training * (not found)}; it has {', '.join(map(repr, self.graphs)) or 'none'}{more}. Sizes, dtypes and the version of "
+            "PyTorch must be those of the compilation, and a folder that has several models must have one with such operands"
         )
 
     def table(self) -> Table:
@@ -276,11 +368,11 @@ def _read_kernel(
         paths = [path for path in paths if path.parent.name in chosen]
     if len(paths) != 1:
         many = "no PTX" if not candidates else f"{len(candidates)} compiled forms, and no .best_config says which of them was taken"
-        return GraphKernel(name, signature, grid, None, {}, f"the folder has {many}")
+        return GraphKernel(name, signature, grid, None, {}, f"the folder has {many}", source)
     (path,) = paths
     config = chosen.get(path.parent.name)
     blocks = _read_blocks(path.with_suffix(".ttir")) if config is None else {k: v for k, v in config.items() if k.endswith("BLOCK")}
-    return GraphKernel(name, signature, grid, path, blocks)
+    return GraphKernel(name, signature, grid, path, blocks, source=source)
 
 
 def _literal_entry(node: ast.expr, key: str) -> Any:
@@ -322,6 +414,21 @@ def _read_arguments(function: ast.FunctionDef) -> Any:
     if set(order) - set(found):
         raise NotModelled(f"operands {', '.join(sorted(set(order) - set(found)))} are no tensors; compile with dynamic=False")
     yield from (found[name] for name in order)
+
+
+def _read_interface(body: Sequence[ast.stmt]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the operands, from `a, b = args`, and the expressions of the results."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    taken = [x for x in nodes if isinstance(x, ast.Assign) and isinstance(x.value, ast.Name) and x.value.id == "args"]
+    returned = [x.value for x in nodes if isinstance(x, ast.Return)]
+    names = [_dotted(each) for x in taken for target in x.targets for each in getattr(target, "elts", [target])]
+    return tuple(names), tuple(ast.unparse(each) for value in returned if isinstance(value, ast.Tuple) for each in value.elts)
+
+
+def _is_saved_as(result: str, name: str) -> bool:
+    """Return whether a result may be the operand of that name: an operand of the forward graph keeps its name."""
+    own = re.search(r"\bprimals_\d+\b", result)
+    return name == own.group() if own else not name.startswith("primals_")
 
 
 def _dotted(node: ast.expr) -> str:

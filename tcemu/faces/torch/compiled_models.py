@@ -1,0 +1,110 @@
+"""Functions run by graphs that `torch.compile` wrote elsewhere: Dynamo and AOTAutograd capture a function here too, for its operands alone.
+
+What a graph computes comes from the cache folder, which `tcemu.inductor` reads. The capture here says which tensors are its operands, what
+becomes of its results, and how a backward graph takes part in autograd.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+RunGraph = Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, ...]]  # a graph and its operands to its results
+
+
+def compile_with_graphs(function: Callable[..., Any], graphs: Any, run: RunGraph) -> Callable[..., Any]:
+    """Return a function that calls the compiled graphs of a folder.
+
+    Args:
+        function: A module or a function, which is captured as one graph.
+        graphs: Graphs of `tcemu.inductor`.
+        run: Called with a graph and its operands.
+
+    Returns:
+        A function of the same arguments. It raises NotModelled where the folder has no graph for them.
+    """
+    capture = lambda captured, operands: _capture(captured, operands, graphs, run)
+    compiled = torch.compile(function, backend=capture, fullgraph=True, dynamic=False)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
+            raise error.inner_exception from None
+
+    return call
+
+
+def _capture(captured: Any, operands: Sequence[torch.Tensor], graphs: Any, run: RunGraph) -> Any:
+    """Return what runs a function that Dynamo has captured, in place of a compiler's code."""
+    backends, autograd = map(importlib.import_module, ("torch._dynamo.backends.common", "torch._functorch.aot_autograd"))  # take seconds
+    sources, training = {node.name for node in captured.graph.nodes}, list[Any]()
+    boxed = lambda graph: autograd.make_boxed_func(lambda *given: run(graph, given))
+
+    def find_inference(module: Any, given: Sequence[torch.Tensor]) -> Any:
+        return boxed(graphs.find(given, len(_outputs(module)), sources))
+
+    def split(joint: Any, given: Sequence[Any], *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
+        primals, tangents = ([x for x in joint.graph.nodes if x.name.startswith(name)] for name in ("primals_", "tangents_"))
+        results, gradients = _outputs(joint)[:num_fwd_outputs], _outputs(joint)[num_fwd_outputs:]
+        types = [[x.meta["val"] for x in nodes] for nodes in (primals, tangents)]
+        found = graphs.find_training(types[0], num_fwd_outputs, types[1], [x is not None for x in gradients], sources)
+        training[:] = [found.forward, found.backward]
+        return _split(joint, primals, tangents, results, gradients, found.saved)
+
+    return backends.aot_autograd(
+        fw_compiler=lambda *_: boxed(training[0]),
+        bw_compiler=lambda *_: boxed(training[1]),
+        inference_compiler=find_inference,
+        partition_fn=split,
+        keep_inference_input_mutations=True,
+    )(captured, operands)
+
+
+def _outputs(module: Any) -> list[Any]:
+    return pytree.tree_leaves(module.graph.output_node().args)
+
+
+def _split(
+    joint: Any, primals: Sequence[Any], tangents: Sequence[Any], results: Sequence[Any], gradients: Sequence[Any], saved: Sequence[Any]
+) -> tuple[Any, Any]:
+    """Return a forward and a backward module with the operands and results of compiled graphs, as AOTAutograd's partitioners do.
+
+    The modules compute nothing: AOTAutograd learns from them what it hands from the one graph to the other.
+
+    Args:
+        joint: Module with the forward and the backward pass.
+        primals: Nodes of its operands.
+        tangents: Nodes of the gradients of its results.
+        results: Nodes of its results.
+        gradients: Nodes of the gradients of its operands, or None.
+        saved: Names and types of the saved tensors; a name of an operand is that operand.
+    """
+    with primals[0].meta["val"].fake_mode:
+        values = {name: torch.empty_strided(x.shape, x.strides, dtype=x.dtype) for name, x in saved}
+    values |= {x.name: x.meta["val"] for x in (*primals, *tangents)}
+
+    def build(inputs: Sequence[str], outputs: Sequence[Any]) -> Any:
+        graph = torch.fx.Graph()
+        nodes = {name: graph.placeholder(name) for name in inputs}
+
+        def find_node(output: Any) -> Any:
+            name = output if isinstance(output, str) else getattr(output, "name", None)
+            if name is None or name in nodes:
+                return nodes.get(name, output)
+            value = values[name] if name in values else output.meta["val"]
+            node = graph.call_function(torch.ops.aten.empty_strided.default, (list(value.shape), list(value.stride())))
+            node.meta["val"] = value
+            return node
+
+        for name, node in nodes.items():
+            node.meta["val"] = values[name]
+        graph.output(tuple(map(find_node, outputs)))
+        return torch.fx.GraphModule(joint, graph)
+
+    names = [name for name, _ in saved]
+    return build([x.name for x in primals], [*results, *names]), build([*names, *(x.name for x in tangents)], gradients)
