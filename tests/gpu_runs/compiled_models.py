@@ -2,6 +2,7 @@
 
     python compiled_models.py record OUT [NAME...]     on a machine with a GPU: OUT/NAME.tar.xz and OUT/NAME.json a case
     python compiled_models.py train OUT [NAME...]      the same of training: gradients and updated weights too
+    python compiled_models.py compare OUT [NAME...]    on any machine: runs each case of OUT from its folder, and compares the words
 
 Each case runs in a process of its own. A launch has the digest of each tensor before and after, as the kernel reads its memory.
 """
@@ -81,7 +82,7 @@ def make(name, device):
 class Mlp:
     """Layers with norms, and the loss within the model or outside of it."""
 
-    def __new__(cls, inputs, hidden, classes, inside=True, breaks=False):
+    def __new__(cls, inputs, hidden, classes, inside=True, breaks=False, dropout=0.0):
         import torch
 
         class Mlp(torch.nn.Module):
@@ -96,6 +97,7 @@ class Mlp:
                 h = torch.nn.functional.gelu(self.norm(self.first(x)))
                 if breaks:
                     torch._dynamo.graph_break()
+                h = torch.nn.functional.dropout(h, dropout, self.training)
                 scores = self.last(h + torch.nn.functional.silu(self.second(self.rms(h))))
                 return torch.nn.functional.cross_entropy(scores.float(), target) if inside else scores
 
@@ -125,7 +127,8 @@ class ConvNet:
 
 
 TRAINED = {  # what, attention, dtype, sizes, batch, tokens, seed, whether the optimizer is compiled too
-    "mlp": ("mlp", "", "bfloat16", (64, 192, 10), 48, 1, 11, True),
+    "mlp": ("mlp", "", "bfloat16", (64, 192, 16), 48, 1, 11, True),
+    "mlp_dropout": ("mlp", "", "float16", (48, 160, 16, True, False, 0.25), 40, 1, 23, False),
     "mlp_outside": ("mlp", "", "float32", (96, 128, 7, False), 33, 1, 12, False),
     "mlp_break": ("mlp", "", "bfloat16", (64, 128, 12, True, True), 40, 1, 13, False),
     "convnet": ("conv", "", "bfloat16", (16, 10), 8, 16, 14, False),
@@ -140,30 +143,44 @@ TRAINED = {  # what, attention, dtype, sizes, batch, tokens, seed, whether the o
 }  # fmt: skip
 
 
+def fill(model, dtype, device, seed):
+    """Give parameters the same bits on every machine: uniform numbers, about 1 in norms, smaller ones in wider products."""
+    import torch
+
+    with torch.no_grad():
+        for number, (name, p) in enumerate(model.named_parameters()):
+            value = torch.from_numpy(draw(1000 * seed + number, *p.shape))
+            scale = 2.0 ** round(0.5 * np.log2(3 / p[0].numel())) if p.ndim > 1 else 0.125
+            p.copy_(value * scale + (1 if p.ndim == 1 and name.endswith("weight") else 0))
+    return model.to(dtype).to(device).train()
+
+
 def make_training(name, device):
     """Return a model in training mode, and a function that computes its loss by a given form of the model."""
-    import model_operations as models
     import torch
 
     what, attention, dtype, sizes, batch, tokens, seed, _ = TRAINED[name]
-    dtype, rng = getattr(torch, dtype), models.generator(7, seed)
+    dtype, rng = getattr(torch, dtype), np.random.Generator(np.random.Philox([7, seed]))
     labels = lambda count: torch.from_numpy(rng.integers(0, count, (batch,))).to(device)
-    pictures = lambda: models.uniform(rng, (batch, 3, tokens, tokens)).to(dtype).to(device)
+    inputs = lambda *shape: torch.from_numpy(draw(1000 * seed + 999, *shape)).to(dtype).to(device)
+    pictures = lambda: inputs(batch, 3, tokens, tokens)
     if what in ("mlp", "conv"):
-        model = models.fill((Mlp if what == "mlp" else ConvNet)(*sizes), dtype, device, seed)
-        x = pictures() if what == "conv" else models.uniform(rng, (batch, sizes[0])).to(dtype).to(device)
-        target = labels(sizes[1 if what == "conv" else 2])
+        model = fill((Mlp if what == "mlp" else ConvNet)(*sizes), dtype, device, seed)
+        x, target = pictures() if what == "conv" else inputs(batch, sizes[0]), labels(sizes[1 if what == "conv" else 2])
         outside = lambda scores: scores if scores.ndim == 0 else torch.nn.functional.cross_entropy(scores.float(), target)
-        return model.train(), lambda run: outside(run(x, target))
+        return model, lambda run: outside(run(x, target))
+    import model_operations as models
+
     if what == "vit":
         hidden, layers, heads, inner, size = sizes
         config = models.tf.ViTConfig(
             hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner, image_size=size,
             patch_size=16, num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            problem_type="single_label_classification",  # else the first forward sets it, and the second one compiles again
         )  # fmt: skip
         config._attn_implementation = attention
-        model, x, target = models.fill(models.tf.ViTForImageClassification(config), dtype, device, seed), pictures(), labels(10)
-        return model.train(), lambda run: run(pixel_values=x, labels=target).loss
+        model, x, target = fill(models.tf.ViTForImageClassification(config), dtype, device, seed), pictures(), labels(10)
+        return model, lambda run: run(pixel_values=x, labels=target).loss
     if what == "gpt2":
         drop = sizes["resid_pdrop"]
         kind, config = models.GPT2, {**sizes, "n_positions": 256, "attn_pdrop": drop, "embd_pdrop": drop}
@@ -171,7 +188,8 @@ def make_training(name, device):
         kind, config = {"qwen3": models.QWEN, "llama": models.LLAMA, "gemma3": models.GEMMA}[what], models.decoder(*sizes[:5])
         config |= {} if what == "llama" else {"head_dim": sizes[5]}
         config |= dict(query_pre_attn_scalar=64, sliding_window=32) if what == "gemma3" else {}
-    model = models.fill(models.language_model(kind, attention, dtype, device, **config), dtype, device, seed).train()
+    model = fill(models.language_model(kind, attention, dtype, device, **config), dtype, device, seed)
+    model.loss_type = "ForCausalLM"  # else GPT-2 warns while it is captured
     given = torch.from_numpy(rng.integers(0, 320, (batch, tokens))).to(device)
     autocast = lambda: torch.autocast(device, torch.bfloat16, enabled=name.startswith("gpt2_autocast"))
 
@@ -388,9 +406,114 @@ def train_one(name, out):
     keep(name, out, cache, facts)
 
 
+# ---- the comparison
+
+
+class LogComparison:
+    """Compares what each launch and product leaves with the rows of a log, in order."""
+
+    def __init__(self, log):
+        self.rows, self.left = log, log[:]
+        self.equal = self.total = self.words = self.products = 0
+        self.differ = []
+
+    def __call__(self, part):
+        if part.launch is None and not part.name.startswith("extern_kernels."):
+            return
+        name = part.name.removeprefix("extern_kernels.")
+        while self.left and (not isinstance(self.left[0], dict) or name not in (self.left[0].get("kernel"), self.left[0].get("library"))):
+            row = self.left.pop(0)
+            if isinstance(row, dict) and ("kernel" in row or "library" in row):
+                self.differ.append((name, "in place of", row.get("kernel") or row["library"]))
+        if not self.left:
+            return self.differ.append((name, "has no row"))
+        row = self.left.pop(0)
+        given = part.operands if part.launch is not None else part.operands[-1:]
+        operands, expected = ([x for x in xs if isinstance(x, list) or hasattr(x, "dtype")] for xs in (given, row["after"]))
+        self.products += part.launch is None
+        for number, (x, [dtype, shape, _, sha]) in enumerate(zip(operands, expected, strict=True)):
+            found = digest(x)
+            self.total, self.words = self.total + 1, self.words + x.numel()
+            self.equal += (same := found[0] == dtype and found[1] == shape and found[3] == sha)
+            if not same:
+                known = [] if part.launch is None else row["before"][: len(expected)]
+                self.differ.append((name, number, found[:2], "operands differ" * (found[3] != sha and known == expected)))
+
+    def text(self):
+        rows = sum(isinstance(x, dict) and ("kernel" in x or "library" in x) for x in self.left)
+        first = "; ".join(map(str, self.differ[:3]))
+        return f"{self.equal} of {self.total} tensors with {self.words:,} words equal, {rows} rows left. {first}"
+
+
+def compare_one(name, out):
+    """Run a recorded case on this machine, and print how many of the GPU's words it gives."""
+    import tempfile
+
+    import torch
+
+    import tcemu
+
+    facts = json.loads((pathlib.Path(out) / f"{name}.json").read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(pathlib.Path(out) / f"{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+        graphs = tcemu.inductor.read(folder)
+        gpu, log = facts["gpu"].removeprefix("NVIDIA ").split()[0], LogComparison(facts["log"])
+        same = lambda found, expected: f"{sum(found[key][3] == expected[key][3] for key in expected)} of {len(expected)}"
+        began, training = time.time(), name in TRAINED and "gradients" in facts
+        if training:
+            model, loss_of = make_training(name, "cpu")
+        else:
+            function, operands = make(name, "cpu")
+            model = function if isinstance(function, torch.nn.Module) else Wrapped(function)
+        with tcemu.torch.emulate(model, gpu=gpu, compiled=graphs, unknown="leave") as emulated:
+            note = emulated._add_launch
+            emulated._add_launch = lambda part: (log(part), note(part))
+            if not training:
+                with torch.no_grad():
+                    found = emulated(*operands)
+                results = describe(found if isinstance(found, tuple | list) else [found])
+                print(name, sum(a[3] == b[3] for a, b in zip(results, facts["results"], strict=True)), "of", len(results), "results;", log.text())
+            else:
+                torch.manual_seed(TRAINED[name][6])
+                loss = loss_of(emulated)
+                print(name, "loss", digest(loss)[3] == facts["loss"][3], "forward:", log.text(), round(time.time() - began), "s", flush=True)
+                loss.backward()
+                gradients = described((key, p.grad) for key, p in model.named_parameters())
+                print(name, "gradients:", same(gradients, facts["gradients"]), log.text(), round(time.time() - began), "s", flush=True)
+                print(name, "buffers:", same(described(model.named_buffers()), facts["buffers"]))
+                print("   differ:", [key for key, x in gradients.items() if x[3] != facts["gradients"][key][3]][:8])
+                begin = {key: x.clone() for key, x in model.state_dict().items()}
+                torch.optim.AdamW(model.parameters(), lr=1e-3).step()
+                print(name, "updated:", same(described(model.named_parameters()), facts["updated"]), flush=True)
+                if "updated_compiled" in facts:
+                    with torch.no_grad():
+                        model.load_state_dict(begin)
+                    emulated.compile(torch.optim.AdamW(model.parameters(), lr=1e-3).step)()
+                    print(name, "updated by compiled AdamW:", same(described(model.named_parameters()), facts["updated_compiled"]), log.text())
+            unknown = emulated.report().unknown
+        print("   unknown:", [(line.operator, line.operands, line.evidence[:90]) for line in unknown][:8], round(time.time() - began), "s")
+
+
+class Wrapped:
+    """A module that calls a function."""
+
+    def __new__(cls, function):
+        import torch
+
+        class Wrapped(torch.nn.Module):
+            def forward(self, *args):
+                return function(*args)
+
+        return Wrapped()
+
+
 def main():
     command, out, *names = sys.argv[1:]
     pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+    if command == "compare":
+        known = names or [path.stem for path in sorted(pathlib.Path(out).glob("*.json"))]
+        return [compare_one(name, out) for name in known]
     if command in ONE:
         return ONE[command](names[0], out)
     running = {
@@ -406,7 +529,7 @@ def main():
     return subprocess.run(["rm", "-rf", *(f"{out}/cache_{name}" for name in running)], check=False)
 
 
-ONE = {"record_one": record_one, "train_one": train_one}
+ONE = {"record_one": record_one, "train_one": train_one, "compare_one": compare_one}
 BEGAN = time.time()
 if __name__ == "__main__":
     main()

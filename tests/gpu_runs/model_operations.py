@@ -51,8 +51,8 @@ def uniform(rng, shape):
     return torch.from_numpy(rng.integers(-(1 << 15), 1 << 15, tuple(shape), dtype=np.int32).astype(np.float32) * np.float32(2.0**-15))
 
 
-def fill(model, dtype, device, seed=1):
-    rng = generator(seed)
+def fill(model, dtype, device):
+    rng = generator(1)
     with torch.no_grad():
         for name, p in model.named_parameters():
             value = uniform(rng, p.shape)

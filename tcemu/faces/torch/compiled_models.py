@@ -20,7 +20,7 @@ def compile_with_graphs(function: Callable[..., Any], graphs: Any, run: RunGraph
     """Return a function that calls the compiled graphs of a folder.
 
     Args:
-        function: A module or a function, which is captured as one graph.
+        function: A module or a function, which is captured as one graph; or the `step` of an optimizer, which Dynamo captures in parts.
         graphs: Graphs of `tcemu.inductor`.
         run: Called with a graph and its operands.
 
@@ -28,15 +28,32 @@ def compile_with_graphs(function: Callable[..., Any], graphs: Any, run: RunGraph
         A function of the same arguments. It raises NotModelled where the folder has no graph for them.
     """
     capture = lambda captured, operands: _capture(captured, operands, graphs, run)
-    compiled = torch.compile(function, backend=capture, fullgraph=True, dynamic=False)
+    optimizer = getattr(function, "__self__", None)
+    is_step = isinstance(optimizer, torch.optim.Optimizer)
+    compiled = torch.compile(function, backend=capture, fullgraph=not is_step, dynamic=False)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_step:
+            _choose_as_on_gpu(optimizer)
         try:
             return compiled(*args, **kwargs)
         except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
             raise error.inner_exception from None
 
     return call
+
+
+def _choose_as_on_gpu(optimizer: Any) -> None:
+    """Give an optimizer the options that it has where `torch.compile` captures its step for parameters on a GPU.
+
+    Source: PyTorch 2.11.0, torch/_dynamo/variables/optimizer.py (`_set_capturable`) and torch/optim/optimizer.py
+    (`_default_to_fused_or_foreach`).
+    """
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+        if "capturable" in group and not any(p in optimizer.state for p in group["params"]):
+            group["capturable"] = True
 
 
 def _capture(captured: Any, operands: Sequence[torch.Tensor], graphs: Any, run: RunGraph) -> Any:

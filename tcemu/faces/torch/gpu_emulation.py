@@ -44,6 +44,7 @@ from tcemu.uses.replay.aten_operations import (
 
 UNKNOWN_CHOICES = ("raise", "warn", "leave")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+ON_CPU, AS_ON_CPU = "torch on this CPU, other bits than the GPU's", "computes such operations as PyTorch does on this CPU"
 MOST_DESCRIBED = 6  # operands that a line of a report names
 
 
@@ -260,10 +261,13 @@ class GpuEmulation:
 
     def _add_launch(self, part: Any) -> None:
         """List the launch of a kernel; an operator has listed itself."""
-        if part.launch is not None:
-            doubts = "; ".join(part.launch.inexact)
-            evidence = Evidence(NOT_KNOWN, doubts) if doubts else Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx")
-            self._add((f"triton.{part.name}", "", False), _describe_operands(flat_tensors(part.operands)), "PTX", evidence)
+        if part.launch is None:
+            return
+        place, operands = (f"triton.{part.name}", "", torch._C._current_graph_task_id() != -1), _describe_operands(flat_tensors(part.operands))
+        if part.launch.inexact:
+            self._note_unknown(place, operands, "; ".join(part.launch.inexact), "PTX, in one of the orders", "runs such kernels in one order")
+        else:
+            self._add(place, operands, "PTX", Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx"))
 
     # ---- one operation
 
@@ -367,7 +371,7 @@ class GpuEmulation:
         with _disable_current_modes():
             return func(*args, **kwargs)
 
-    def _note_unknown(self, place: tuple, operands: str, reason: str) -> None:
+    def _note_unknown(self, place: tuple, operands: str, reason: str, kernel: str = ON_CPU, instead: str = AS_ON_CPU) -> None:
         """List an operation that is not known, and raise or warn as the user asked."""
         where = (
             place[0]
@@ -378,9 +382,9 @@ class GpuEmulation:
         if self.unknown == "raise":
             raise NotModelled(
                 f"{where}: what {self.library} gives on {self.gpu} is not known: {reason}. "
-                "unknown='warn' or 'leave' computes such operations as PyTorch does on this CPU, and the report names them"
+                f"unknown='warn' or 'leave' {instead}, and the report names them"
             )
         if self.unknown == "warn" and place[0] not in self._warned:
             self._warned.add(place[0])
-            warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=5)
-        self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
+            warnings.warn(f"{where}: not known on {self.gpu}, {kernel}: {reason}", stacklevel=5)
+        self._add(place, operands, kernel, Evidence(NOT_KNOWN, reason))

@@ -30,7 +30,8 @@ from tcemu.kernels.ptx.text.parser import parse
 from tcemu.kernels.triton.kernel_launches import CompiledKernel, launch_kernel
 from tcemu.kernels.triton.launches import Launch
 
-GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid3D": "xyz"}  # axes of the grids that are a number of elements by a block
+AXES = {"Grid1D": "x", "Grid2D": "xy", "Grid3D": "xyz"}  # of the grids that are a number of elements by a block
+MOST_PROGRAMS = 65535  # along y: inductor's `get_max_y_grid`
 PROGRAM_ID = re.compile(r"(%\S+) = tt\.get_program_id (\w)")
 CONSTANT = re.compile(r"(%\S+) = arith\.constant (\d+) : i\d+")
 MULTIPLIED = re.compile(r"%[xyz]offset\S* = arith\.muli (%\S+), (%\S+) :")  # Triton names a value as the source does
@@ -39,7 +40,8 @@ SOURCE_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[([^\]]*)\]")
 PTX_FILE = re.compile(r'^\s*\.file\s+\d+\s+"([^"]*)"', re.MULTILINE)
 NAME_LENGTH = 150  # characters of a kernel's name that Triton's files have
 FIRST_LINE = "# AOT ID:"  # of a Python file with a graph
-LIBRARY = ("mm", "addmm", "bmm", "baddbmm")  # of extern_kernels: functions of torch by the same names
+METHODS = ("view", "sum", "prod", "amax", "amin", "to", "zero_")  # of tensors: sums of partial sums, and workspaces
+LIBRARY = ("mm", "addmm", "bmm", "baddbmm", "convolution")  # of extern_kernels: functions of torch by the same names
 IGNORED = ("args.clear", "torch.cuda.set_device", "get_raw_stream", "assert_alignment")
 ALLOCATIONS = ("empty_strided_cuda", "empty_strided_cpu", "empty_strided")
 OPERATORS = {
@@ -82,7 +84,8 @@ class GraphKernel:
 
     name: str
     signature: Mapping[str, str]  # Triton's types by argument
-    grid: str  # a class of inductor's `GridExpr`
+    grid: str  # a class of inductor's `GridExpr`, a key of `GRIDS`
+    grid_settings: Mapping[str, Any]  # what the source says of the grid besides numbers of elements and blocks
     ptx: Path | None  # None: `missing` says why there is none
     blocks: Mapping[str, int]  # elements of a program by "XBLOCK", ...
     missing: str = ""
@@ -110,12 +113,47 @@ class GraphKernel:
         constants = names[len(arguments) :]
         if any(self.signature[name] != "constexpr" for name in constants):
             raise NotModelled(f"{self.name}: got {len(arguments)} arguments for {', '.join(names)}")
-        given = dict(zip(names, arguments, strict=False))
-        programs = {axis: -(-given[f"{axis}numel"] // self.blocks[f"{axis.upper()}BLOCK"]) for axis in GRIDS[self.grid]}
-        grid = (programs["x"], programs.get("y", 1), programs.get("z", 1))
+        grid = GRIDS[self.grid](self, dict(zip(names, arguments, strict=False)))
         if not all(grid):
             return Launch(self.name, grid, 0, dict(compiled.settings), 0, 0.0, ())
         return launch_kernel(compiled, grid, [*arguments, *[None] * len(constants)], target, checked=checked).launch
+
+
+def _grid_by_axes(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    programs = {axis: -(-given[f"{axis}numel"] // kernel.blocks[f"{axis.upper()}BLOCK"]) for axis in AXES[kernel.grid]}
+    return programs["x"], programs.get("y", 1), programs.get("z", 1)
+
+
+def _grid_with_overflow(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Two axes, the second of which continues along the third."""
+    x, y = (-(-given[f"{axis}numel"] // kernel.blocks[f"{axis.upper()}BLOCK"]) for axis in "xy")
+    z = -(-y // MOST_PROGRAMS)
+    return x, -(-y // z), z
+
+
+def _grid_of_mixed_reductions(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Reductions along rows and columns by the same programs, each with a part of the rows."""
+    return -(-given["xnumel"] // kernel.grid_settings["RSPLIT_SIZE"]), 1, 1
+
+
+def _grid_of_combined_kernels(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Several pointwise kernels, one after the other along x."""
+    settings = kernel.grid_settings["combo_grid_meta"]
+    blocks = {**(settings["default_config"] or {}), **kernel.blocks}
+    parts = range(settings["num_kernels"])
+    if any(f"ynumel_{part}" in settings for part in parts):
+        raise NotModelled(f"{kernel.name}: combined kernels with two axes have no rule")
+    sizes = [settings[f"xnumel_{part}"] or given[f"xnumel_{part}"] for part in parts]
+    programs = sum(x if settings[f"no_x_dim_{part}"] else -(-x // blocks["XBLOCK"]) for part, x in zip(parts, sizes, strict=True))
+    return max(programs, settings["min_blocks"] or 0), 1, 1
+
+
+GRIDS: dict[str, Callable[[GraphKernel, Mapping[str, Any]], tuple[int, int, int]]] = {
+    **dict.fromkeys(AXES, _grid_by_axes),
+    "Grid2DWithYZOverflow": _grid_with_overflow,
+    "MixOrderReductionGrid": _grid_of_mixed_reductions,
+    "SequentialComboKernelGrid": _grid_of_combined_kernels,
+}
 
 
 class CompiledGraph:
@@ -358,6 +396,7 @@ def _read_kernel(
     metas = {word.arg: word.value for call in function.decorator_list if isinstance(call, ast.Call) for word in call.keywords}
     signature = _literal_entry(metas["triton_meta"], "signature")
     grid = _literal_entry(metas["inductor_meta"], "grid_type")
+    settings = {key: found for key in ("RSPLIT_SIZE", "combo_grid_meta") if (found := _literal_entry(metas["inductor_meta"], key))}
     file = files.get(source.strip())
     paths = []
     for path in candidates:
@@ -368,21 +407,18 @@ def _read_kernel(
         paths = [path for path in paths if path.parent.name in chosen]
     if len(paths) != 1:
         many = "no PTX" if not candidates else f"{len(candidates)} compiled forms, and no .best_config says which of them was taken"
-        return GraphKernel(name, signature, grid, None, {}, f"the folder has {many}", source)
+        return GraphKernel(name, signature, grid, settings, None, {}, f"the folder has {many}", source)
     (path,) = paths
     config = chosen.get(path.parent.name)
     blocks = _read_blocks(path.with_suffix(".ttir")) if config is None else {k: v for k, v in config.items() if k.endswith("BLOCK")}
-    return GraphKernel(name, signature, grid, path, blocks, source=source)
+    return GraphKernel(name, signature, grid, settings, path, blocks, source=source)
 
 
 def _literal_entry(node: ast.expr, key: str) -> Any:
-    """Return an entry of a dictionary whose other entries need not be literals."""
+    """Return an entry of a dictionary whose other entries need not be literals, or None."""
     assert isinstance(node, ast.Dict)
-    return next(
-        ast.literal_eval(value)
-        for name, value in zip(node.keys, node.values, strict=True)
-        if isinstance(name, ast.Constant) and name.value == key
-    )
+    entries = zip(node.keys, node.values, strict=True)
+    return next((ast.literal_eval(value) for name, value in entries if isinstance(name, ast.Constant) and name.value == key), None)
 
 
 def _read_blocks(path: Path) -> dict[str, int]:
@@ -499,6 +535,8 @@ class _Interpreter:
             return self.values[node.id]
         if isinstance(node, ast.Tuple | ast.List):
             return type(ast.literal_eval("()" if isinstance(node, ast.Tuple) else "[]"))(map(self._value, node.elts))
+        if isinstance(node, ast.Slice):
+            return slice(*(None if each is None else self._value(each) for each in (node.lower, node.upper, node.step)))
         if isinstance(node, ast.Subscript):
             return self._value(node.value)[self._value(node.slice)]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -532,6 +570,8 @@ class _Interpreter:
             self._note(kernel.name, kernel.launch(args, self.target, self.checked), args)
             return None
         keywords = {word.arg: self._value(word.value) for word in node.keywords if word.arg is not None}
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not _is_library(name):
+            return getattr(self._value(node.func.value), node.func.attr)(*args, **keywords)
         if _is_library(name):
             result = self._library(node, name)(*args, **keywords)
             self._note(name, None, [*args, *keywords.values(), *(result if isinstance(result, tuple) else (result,))])
