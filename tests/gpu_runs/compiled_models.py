@@ -227,7 +227,13 @@ class LoggedKernel:
         before = describe(args)
         self.kernel.run(*args, **options)
         launcher = self.kernel.launchers[0]
-        row = {"kernel": self.name, "module": self.place, "before": before, "after": describe(args), "options": [k for k in options if k != "stream"]}
+        row = {
+            "kernel": self.name,
+            "module": self.place,
+            "before": before,
+            "after": describe(args),
+            "options": [k for k in options if k != "stream"],
+        }
         row |= {"config": str(getattr(launcher, "config", "")), "hash": getattr(launcher, "cache_hash", None)}
         self.log.append(row | {"regs": getattr(launcher, "n_regs", None)})
 
@@ -274,7 +280,6 @@ def record_one(name, out):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache.resolve())
     os.environ.pop("TRITON_CACHE_DIR", None)
     import torch
-    import triton
     from torch._inductor.codecache import PyCodeCache
 
     function, operands = make(name, "cuda")
@@ -311,7 +316,7 @@ def keep(name, out, cache, facts):
     """Write the digests and the cache folder of a case."""
     (pathlib.Path(out) / f"{name}.json").write_text(json.dumps(facts))
     everything = [path for path in sorted(cache.rglob("*")) if path.is_file()]
-    files = [path for path in everything if path.suffix in KEPT or "aotautograd" in str(path) and name == "mlp"]
+    files = [path for path in everything if path.suffix in KEPT]
     with tarfile.open(pathlib.Path(out) / f"{name}.tar.xz", "w:xz") as archive:
         for path in files:
             data = path.read_bytes()
@@ -374,7 +379,7 @@ def train_one(name, out):
     loss = loss_of(compiled)
     facts["forward_rows"] = len(facts["log"])
     loss.backward()
-    facts["loss"], facts["gradients"] = digest(loss) + [loss.item()], described((key, p.grad) for key, p in model.named_parameters())
+    facts["loss"], facts["gradients"] = [*digest(loss), loss.item()], described((key, p.grad) for key, p in model.named_parameters())
     facts["buffers"] = described(model.named_buffers())
     torch.optim.AdamW(model.parameters(), lr=1e-3).step()
     facts["updated"] = described(model.named_parameters())
@@ -384,7 +389,7 @@ def train_one(name, out):
     restart()
     loss = loss_of(model)
     loss.backward()
-    facts["uncompiled"] = {"loss": digest(loss) + [loss.item()], **described((key, p.grad) for key, p in model.named_parameters())}
+    facts["uncompiled"] = {"loss": [*digest(loss), loss.item()], **described((key, p.grad) for key, p in model.named_parameters())}
     restart()
     if TRAINED[name][7]:
         for p, gradient in zip(model.parameters(), gradients, strict=True):
@@ -473,11 +478,20 @@ def compare_one(name, out):
                 with torch.no_grad():
                     found = emulated(*operands)
                 results = describe(found if isinstance(found, tuple | list) else [found])
-                print(name, sum(a[3] == b[3] for a, b in zip(results, facts["results"], strict=True)), "of", len(results), "results;", log.text())
+                print(
+                    name,
+                    sum(a[3] == b[3] for a, b in zip(results, facts["results"], strict=True)),
+                    "of",
+                    len(results),
+                    "results;",
+                    log.text(),
+                )
             else:
                 torch.manual_seed(TRAINED[name][6])
                 loss = loss_of(emulated)
-                print(name, "loss", digest(loss)[3] == facts["loss"][3], "forward:", log.text(), round(time.time() - began), "s", flush=True)
+                print(
+                    name, "loss", digest(loss)[3] == facts["loss"][3], "forward:", log.text(), round(time.time() - began), "s", flush=True
+                )
                 loss.backward()
                 gradients = described((key, p.grad) for key, p in model.named_parameters())
                 print(name, "gradients:", same(gradients, facts["gradients"]), log.text(), round(time.time() - began), "s", flush=True)
@@ -490,7 +504,9 @@ def compare_one(name, out):
                     with torch.no_grad():
                         model.load_state_dict(begin)
                     emulated.compile(torch.optim.AdamW(model.parameters(), lr=1e-3).step)()
-                    print(name, "updated by compiled AdamW:", same(described(model.named_parameters()), facts["updated_compiled"]), log.text())
+                    print(
+                        name, "updated by compiled AdamW:", same(described(model.named_parameters()), facts["updated_compiled"]), log.text()
+                    )
             unknown = emulated.report().unknown
         print("   unknown:", [(line.operator, line.operands, line.evidence[:90]) for line in unknown][:8], round(time.time() - began), "s")
 
@@ -517,7 +533,9 @@ def main():
     if command in ONE:
         return ONE[command](names[0], out)
     running = {
-        name: subprocess.Popen([sys.executable, __file__, f"{command}_one", out, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        name: subprocess.Popen(
+            [sys.executable, __file__, f"{command}_one", out, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for name in names or (TRAINED if command == "train" else NAMES)
     }
     for name, process in running.items():

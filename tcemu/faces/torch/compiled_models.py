@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tcemu.base.errors import NotModelled
+
 RunGraph = Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, ...]]  # a graph and its operands to its results
 
 
@@ -28,22 +30,29 @@ def compile_with_graphs(function: Callable[..., Any], graphs: Any, run: RunGraph
         A function of the same arguments. It raises NotModelled where the folder has no graph for them.
     """
     capture = lambda captured, operands: _capture(captured, operands, graphs, run)
-    optimizer = getattr(function, "__self__", None)
-    is_step = isinstance(optimizer, torch.optim.Optimizer)
-    compiled = torch.compile(function, backend=capture, fullgraph=not is_step, dynamic=False)
+    optimizer, exceptions = find_optimizer(function), importlib.import_module("torch._dynamo.exc")
+    compiled = torch.compile(function, backend=capture, fullgraph=optimizer is None, dynamic=False)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_step:
+        if optimizer is not None:
             _choose_as_on_gpu(optimizer)
         try:
             return compiled(*args, **kwargs)
-        except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
+        except exceptions.BackendCompilerFailed as error:
             raise error.inner_exception from None
+        except exceptions.Unsupported as error:
+            raise NotModelled(f"compiled: Dynamo captures no single graph of it (fullgraph=True): {error}") from error
 
     return call
 
 
-def _choose_as_on_gpu(optimizer: Any) -> None:
+def find_optimizer(function: Callable[..., Any]) -> torch.optim.Optimizer | None:
+    """Return the optimizer whose `step` a function is, or None."""
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.optim.Optimizer) else None
+
+
+def _choose_as_on_gpu(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer the options that it has where `torch.compile` captures its step for parameters on a GPU.
 
     Source: PyTorch 2.11.0, torch/_dynamo/variables/optimizer.py (`_set_capturable`) and torch/optim/optimizer.py

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from tcemu.base.errors import NotModelled, Unsupported
-from tcemu.faces.torch.compiled_models import compile_with_graphs
+from tcemu.faces.torch.compiled_models import compile_with_graphs, find_optimizer
 from tcemu.faces.torch.cpu_formulas import attention_by_formula, empty_results, rms_norm_gradients
 from tcemu.faces.torch.exact_operations import RANDOM, arguments_by_name, find_exact, flat_tensors
 from tcemu.faces.torch.exchange import NUMPY_DTYPES, to_array, to_tensor
@@ -51,6 +51,10 @@ MOST_DESCRIBED = 6  # operands that a line of a report names
 # ---- where an operation runs
 
 
+def _runs_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
 class ModulePaths:
     """The path of the module that runs now, by hooks, and for a backward pass by the sequence numbers of autograd's nodes."""
 
@@ -77,7 +81,7 @@ class ModulePaths:
 
     def find(self) -> tuple[str, bool]:
         """Return the path of the operation that runs now, and whether a backward pass runs it."""
-        if torch._C._current_graph_task_id() != -1:
+        if _runs_backward():
             node = torch._C._current_autograd_node()
             return ("" if node is None else self.by_node.get(node._sequence_nr(), "")), True
         path = self.stack[-1] if self.stack else ""
@@ -105,6 +109,15 @@ class OperationMode(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         return self.emulation.compute(func, args, kwargs or {})
+
+
+class CompilableMode(OperationMode):
+    """The same around a function of which `torch.compile` captures parts, which the mode leaves alone."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell Dynamo to capture under this mode."""
+        return True
 
 
 @lru_cache(maxsize=4096)
@@ -235,7 +248,9 @@ class GpuEmulation:
         """
         if self.compiled is None:
             raise TypeError("emulate: compile needs graphs, as emulate(model, gpu=..., compiled=tcemu.inductor.read(folder))")
-        compiled = compile_with_graphs(function, self.compiled, self._run_graph)
+        compiled, is_step = compile_with_graphs(function, self.compiled, self._run_graph), find_optimizer(function) is not None
+        if is_step and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            raise Unsupported(f"emulate: PyTorch {torch.__version__} compiles no optimizer within a block; PyTorch 2.11 does")
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not self._open:
@@ -247,7 +262,8 @@ class GpuEmulation:
             for mode in reversed(modes):
                 mode.__exit__(None, None, None)
             try:
-                return compiled(*args, **kwargs)
+                with CompilableMode(self) if is_step else nullcontext():
+                    return compiled(*args, **kwargs)
             finally:
                 for mode in modes:
                     mode.__enter__()
@@ -256,16 +272,19 @@ class GpuEmulation:
         return call
 
     def _run_graph(self, graph: Any, operands: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        with nullcontext() if self._open else OperationMode(self):  # a backward pass runs within the block's modes
+        is_open = any(isinstance(mode, OperationMode) for mode in _get_current_dispatch_mode_stack())  # as in a backward pass
+        with nullcontext() if is_open else OperationMode(self):
             return graph.run(*operands, target=self.gpu, watch=self._add_launch)
 
     def _add_launch(self, part: Any) -> None:
         """List the launch of a kernel; an operator has listed itself."""
         if part.launch is None:
             return
-        place, operands = (f"triton.{part.name}", "", torch._C._current_graph_task_id() != -1), _describe_operands(flat_tensors(part.operands))
+        place, operands = (f"triton.{part.name}", "", _runs_backward()), _describe_operands(flat_tensors(part.operands))
         if part.launch.inexact:
-            self._note_unknown(place, operands, "; ".join(part.launch.inexact), "PTX, in one of the orders", "runs such kernels in one order")
+            self._note_unknown(
+                place, operands, "; ".join(part.launch.inexact), "PTX, in one of the orders", "runs such kernels in one order"
+            )
         else:
             self._add(place, operands, "PTX", Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx"))
 
@@ -276,7 +295,7 @@ class GpuEmulation:
         name = _base_name(func)
         if func.is_view or func.namespace != "aten":
             return func(*args, **kwargs)
-        path, backward = ("", False) if self._paths is None else self._paths.find()
+        path, backward = ("", _runs_backward()) if self._paths is None else self._paths.find()
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
