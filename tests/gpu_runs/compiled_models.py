@@ -3,6 +3,7 @@
     python compiled_models.py record OUT [NAME...]     on a machine with a GPU: OUT/NAME.tar.xz and OUT/NAME.json a case
     python compiled_models.py train OUT [NAME...]      the same of training: gradients and updated weights too
     python compiled_models.py compare OUT [NAME...]    on any machine: runs each case of OUT from its folder, and compares the words
+    python compiled_models.py pack OUT NAME...         on any machine: OUT/packed.tar.xz for tests/golden, with what is read of each case
 
 Each case runs in a process of its own. A launch has the digest of each tensor before and after, as the kernel reads its memory.
 """
@@ -129,6 +130,7 @@ class ConvNet:
 TRAINED = {  # what, attention, dtype, sizes, batch, tokens, seed, whether the optimizer is compiled too
     "mlp": ("mlp", "", "bfloat16", (64, 192, 16), 48, 1, 11, True),
     "mlp_dropout": ("mlp", "", "float16", (48, 160, 16, True, False, 0.25), 40, 1, 23, False),
+    "mixed": ("mlp", "", "bfloat16", (64, 192, 16), 600, 1, 24, False),  # sums of rows and columns by one kernel
     "mlp_outside": ("mlp", "", "float32", (96, 128, 7, False), 33, 1, 12, False),
     "mlp_break": ("mlp", "", "bfloat16", (64, 128, 12, True, True), 40, 1, 13, False),
     "convnet": ("conv", "", "bfloat16", (16, 10), 8, 16, 14, False),
@@ -345,6 +347,8 @@ def train_one(name, out):
     import torch
     from torch._inductor.codecache import PyCodeCache
 
+    if name == "mixed":  # else from 5,242,880 elements on
+        importlib.import_module("torch._inductor.config").triton.mix_order_reduction_non_strict_mode = True
     partitions, fx = [], importlib.import_module("torch._inductor.compile_fx")
     partition = fx.min_cut_rematerialization_partition
 
@@ -511,6 +515,36 @@ def compare_one(name, out):
         print("   unknown:", [(line.operator, line.operands, line.evidence[:90]) for line in unknown][:8], round(time.time() - began), "s")
 
 
+def pack(out, names):
+    """Write one archive with the files that are read of some cases, and their digests without the log."""
+    import lzma
+    import tempfile
+
+    import tcemu
+
+    data = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=data, mode="w") as archive:
+        for name in names:
+            with tarfile.open(pathlib.Path(out) / f"{name}.tar.xz") as recorded:
+                recorded.extractall(pathlib.Path(folder) / name, filter="data")
+            graphs = tcemu.inductor.read(pathlib.Path(folder) / name)
+            used = {graph.path for graph in graphs}
+            sources = {path.read_text().strip(): path for path in graphs.folder.glob("*/*.py")}
+            for kernel in (kernel for graph in graphs for kernel in graph.kernels.values()):
+                chosen = [path for path in graphs.folder.glob("*/*.best_config") if kernel.ptx.parent.name in path.read_text()]
+                used |= {sources[kernel.source.strip()], *chosen, *(kernel.ptx.with_suffix(end) for end in (".ptx", ".json"))}
+                used |= set() if chosen else {kernel.ptx.with_suffix(".ttir")}
+            for path in sorted(used):
+                archive.add(path, f"{name}/{path.relative_to(graphs.folder)}", filter=lambda entry: entry.replace(mtime=0, uid=0, gid=0, deep=False))
+            facts = json.loads((pathlib.Path(out) / f"{name}.json").read_text())
+            text = json.dumps({key: x for key, x in facts.items() if key not in ("log", "partitions", "modules")}).encode()
+            entry = tarfile.TarInfo(f"{name}.json")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    (pathlib.Path(out) / "packed.tar.xz").write_bytes(found := lzma.compress(data.getvalue(), preset=9))
+    print(len(found), "bytes")
+
+
 class Wrapped:
     """A module that calls a function."""
 
@@ -527,6 +561,8 @@ class Wrapped:
 def main():
     command, out, *names = sys.argv[1:]
     pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+    if command == "pack":
+        return pack(out, names)
     if command == "compare":
         known = names or [path.stem for path in sorted(pathlib.Path(out).glob("*.json"))]
         return [compare_one(name, out) for name in known]

@@ -273,7 +273,8 @@ class CompiledGraphs(Result):
         Raises:
             NotModelled: No graph of the folder has such operands, or several that differ have them.
         """
-        return self._choose("inference", operands, sources, lambda graph: [graph] * (len(graph.results) == results))
+        alike = lambda graph: [graph] * (len(graph.results) == results and graph.sources <= {*sources})
+        return self._choose("inference", operands, sources, alike)
 
     def find_training(
         self,
@@ -311,6 +312,7 @@ class CompiledGraphs(Result):
                 and all(expected.matches(x) for expected, x in zip(graph.arguments[len(saved) :], tangents, strict=True))
                 and [result != "None" for result in graph.results] == list(gradients)
                 and all(_is_saved_as(*names) for names in zip(saved, graph.names, strict=False))
+                and forward.sources <= {*sources, *graph.names}  # a part of the backward pass that the forward graph computes is saved
             ]
 
         return self._choose("forward", operands, sources, pair)
@@ -318,7 +320,7 @@ class CompiledGraphs(Result):
     def _choose(self, kind: str, operands: Sequence[torch.Tensor], sources: Collection[str], select: Callable[..., Any]) -> Any:
         taken = [x for x in self.graphs if x.kind == kind and x.accepts(operands)]
         foreign = {name for graph in taken for name in graph.sources - {*sources}}
-        found = [each for graph in taken if graph.sources <= {*sources} for each in select(graph)]
+        found = [each for graph in taken for each in select(graph)]
         if len({each.program for each in found}) == 1:
             return found[0]
         types = [str(TensorType.of(x)) for x in operands]

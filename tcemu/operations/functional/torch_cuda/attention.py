@@ -233,8 +233,9 @@ def attention_backward(
         )
     grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
-    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1]):
-        raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
+    if backend == "cudnn" and call.v.shape[-1] != call.q.shape[-1]:
+        raise NotModelled("cudnn: known is the backward of equal head sizes (torch_cuda/attention.py)")
+    visible = _visible_keys(call.bias) if backend == "cudnn" and call.bias is not None else None
     if dropout is not None and backend != "flash":
         raise NotModelled(f"{backend}: gradients with dropout have no rule; those of FlashAttention 2 have one (torch_cuda/attention.py)")
     in_lockstep = open_order == "lockstep"
@@ -244,7 +245,8 @@ def attention_backward(
         found = cutlass_backward(call.fmt, operands, call.bias, call.causal, call.scale, in_lockstep=in_lockstep)
     else:
         dropped = None if dropout is None else (*_kept_weights(call, dropout), float(np.float32(1) - np.float32(dropout.probability)))
-        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, in_lockstep=in_lockstep, dropped=dropped)
+        options = {"in_lockstep": in_lockstep, "dropped": dropped, "visible": visible}
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, **options)
     dq, dk, dv = (to_float(call.fmt, x, given_dtype(call.fmt)) for x in found)
     return dq, dk, dv
 
@@ -318,6 +320,20 @@ def _bias_codes(bias: ArrayLike, fmt: Format, hidden: float, shape: tuple[int, .
         bias = jnp.where(bias, jnp.float32(0), jnp.float32(hidden)).astype(given_dtype(fmt))
     own, codes = array_codes(bias)
     return jnp.broadcast_to(convert(own, F32, codes), shape)
+
+
+def _visible_keys(bias: Array) -> np.ndarray:
+    """Return which keys a bias lets a query see, booleans. cuDNN's backward is known for biases that do no more: it subtracts the
+    log-sum-exps in an order that the words of such biases do not tell.
+    """
+    values = np.asarray(bias).view(np.float32)
+    visible = values == 0
+    if not np.all(visible | (values <= CUDNN_HIDDEN)) or not visible.any(-1).all():
+        raise NotModelled(
+            f"cudnn: known is the backward with a bias that is 0, or hides a key by {CUDNN_HIDDEN} or less, and hides not all keys of a "
+            "query (torch_cuda/attention.py)"
+        )
+    return visible
 
 
 def _kept_weights(call: _Call, dropout: AttentionDropout) -> tuple[np.ndarray, float]:

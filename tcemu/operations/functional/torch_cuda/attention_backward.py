@@ -150,6 +150,7 @@ def fused_backward(
     *,
     in_lockstep: bool = False,
     dropped: tuple[np.ndarray, float, float] | None = None,
+    visible: np.ndarray | None = None,
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
 
@@ -162,6 +163,7 @@ def fused_backward(
         in_lockstep: More than two blocks of keys, which come to the same queries together, are added to their gradient in ascending order.
         dropped: FlashAttention 2's dropout: which weights are kept, [batch, heads, queries, keys], the factor of these in f32, and the
             probability to keep one.
+        visible: Which keys a query sees, booleans [batch, heads, queries, keys]; None: those that `causal` says.
 
     Returns:
         Codes of `fmt`, of the shapes of q, k and v.
@@ -209,6 +211,8 @@ def fused_backward(
     k, v = (padded(jnp.repeat(x, group, 1), blocks * tiles.keys) for x in (k, v))
     limits = np.minimum(np.arange(rows) + 1, keys) if causal else np.full(rows, keys)
     limits = np.tile(limits, batch * heads).astype(np.int32)
+    if visible is not None:
+        visible = np.pad(visible, [(0, 0), (0, 0), (0, rows - queries), (0, blocks * tiles.keys - keys)]).reshape(batch * heads * rows, -1)
     # FlashAttention 2 takes the blocks of queries from the last one, cuDNN from the first
     order = np.arange(rows) if is_cudnn else np.arange(rows).reshape(-1, tiles.queries)[::-1].reshape(-1)
     gradients = _cudnn_gradients if is_cudnn else _block_gradients
@@ -219,9 +223,12 @@ def fused_backward(
     turned_grad, turned_q = by_query(grad), by_query(q)
     for start in range(0, blocks * tiles.keys, tiles.keys):
         own_k, own_v = (x[:, :, start : start + tiles.keys] for x in (k, v))
+        seen = (limits - start)[:, None]
+        if visible is not None:
+            seen = np.where(visible[:, start : start + tiles.keys], np.int32(tiles.keys), np.int32(0))
         p, ds = by_rows(
             lambda *x: gradients(fmt, factors, *x),
-            flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
+            flat(product(q, own_k)), flat(product(grad, own_v)), seen, flat(lse), flat(row_sums),
             *(() if kept is None else (kept[:, start : start + tiles.keys],)),
         )  # fmt: skip
         p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
