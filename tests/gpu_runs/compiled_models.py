@@ -83,7 +83,7 @@ def make(name, device):
 class Mlp:
     """Layers with norms, and the loss within the model or outside of it."""
 
-    def __new__(cls, inputs, hidden, classes, inside=True, breaks=False, dropout=0.0):
+    def __new__(cls, inputs, hidden, classes, inside=True, dropout=0.0):
         import torch
 
         class Mlp(torch.nn.Module):
@@ -96,8 +96,6 @@ class Mlp:
 
             def forward(self, x, target):
                 h = torch.nn.functional.gelu(self.norm(self.first(x)))
-                if breaks:
-                    torch._dynamo.graph_break()
                 h = torch.nn.functional.dropout(h, dropout, self.training)
                 scores = self.last(h + torch.nn.functional.silu(self.second(self.rms(h))))
                 return torch.nn.functional.cross_entropy(scores.float(), target) if inside else scores
@@ -129,10 +127,9 @@ class ConvNet:
 
 TRAINED = {  # what, attention, dtype, sizes, batch, tokens, seed, whether the optimizer is compiled too
     "mlp": ("mlp", "", "bfloat16", (64, 192, 16), 48, 1, 11, True),
-    "mlp_dropout": ("mlp", "", "float16", (48, 160, 16, True, False, 0.25), 40, 1, 23, False),
+    "mlp_dropout": ("mlp", "", "float16", (48, 160, 16, True, 0.25), 40, 1, 23, False),
     "mixed": ("mlp", "", "bfloat16", (64, 192, 16), 600, 1, 24, False),  # sums of rows and columns by one kernel
     "mlp_outside": ("mlp", "", "float32", (96, 128, 7, False), 33, 1, 12, False),
-    "mlp_break": ("mlp", "", "bfloat16", (64, 128, 12, True, True), 40, 1, 13, False),
     "convnet": ("conv", "", "bfloat16", (16, 10), 8, 16, 14, False),
     "qwen3_sdpa": ("qwen3", "sdpa", "bfloat16", (256, 704, 2, 4, 2, 64), 1, 130, 15, False),
     "qwen3_eager": ("qwen3", "eager", "bfloat16", (256, 704, 2, 4, 2, 64), 2, 48, 16, True),
@@ -142,6 +139,20 @@ TRAINED = {  # what, attention, dtype, sizes, batch, tokens, seed, whether the o
     "llama": ("llama", "eager", "float32", (256, 704, 1, 4, 2, 64), 1, 40, 20, False),
     "gemma3": ("gemma3", "sdpa", "bfloat16", (256, 704, 2, 4, 2, 64), 1, 70, 21, False),
     "vit": ("vit", "sdpa", "bfloat16", (128, 2, 2, 384, 64), 2, 64, 22, False),
+    # other sizes and seeds, drawn after the rules were final
+    "mlp_b": ("mlp", "", "bfloat16", (128, 256, 32), 96, 1, 31, True),
+    "mlp_dropout_b": ("mlp", "", "bfloat16", (96, 224, 24, True, 0.1), 64, 1, 32, False),
+    "mlp_outside_b": ("mlp", "", "float32", (64, 96, 16, False), 50, 1, 33, True),
+    "mixed_b": ("mlp", "", "float16", (64, 256, 16), 300, 1, 34, False),
+    "convnet_b": ("conv", "", "float16", (24, 12), 6, 20, 35, False),
+    "qwen3_sdpa_b": ("qwen3", "sdpa", "bfloat16", (384, 1024, 2, 6, 2, 64), 1, 90, 36, False),
+    "qwen3_eager_b": ("qwen3", "eager", "float16", (192, 512, 2, 3, 1, 64), 1, 33, 37, False),
+    "gpt2_b": ("gpt2", "sdpa", "float16", dict(n_embd=192, n_layer=2, n_head=3, resid_pdrop=0.0), 1, 150, 38, False),
+    "gpt2_dropout_b": ("gpt2", "eager", "bfloat16", dict(n_embd=192, n_layer=2, n_head=3, resid_pdrop=0.2), 2, 50, 39, False),
+    "gpt2_sdpa_dropout": ("gpt2", "sdpa", "bfloat16", dict(n_embd=128, n_layer=1, n_head=2, resid_pdrop=0.1), 1, 64, 40, False),
+    "llama_b": ("llama", "eager", "float32", (192, 512, 2, 3, 3, 64), 1, 25, 41, False),
+    "gemma3_b": ("gemma3", "sdpa", "bfloat16", (320, 768, 2, 4, 2, 64), 1, 48, 42, False),
+    "vit_b": ("vit", "sdpa", "float16", (192, 2, 3, 512, 96), 1, 96, 43, False),
 }  # fmt: skip
 
 
@@ -347,7 +358,7 @@ def train_one(name, out):
     import torch
     from torch._inductor.codecache import PyCodeCache
 
-    if name == "mixed":  # else from 5,242,880 elements on
+    if name.startswith("mixed"):  # else from 5,242,880 elements on
         importlib.import_module("torch._inductor.config").triton.mix_order_reduction_non_strict_mode = True
     partitions, fx = [], importlib.import_module("torch._inductor.compile_fx")
     partition = fx.min_cut_rematerialization_partition
@@ -362,7 +373,7 @@ def train_one(name, out):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, loss_of = make_training(name, device)
     begin = {key: x.clone() for key, x in model.state_dict().items()}
-    compiled, began = torch.compile(model, dynamic=False, fullgraph="break" not in name), time.time()
+    compiled, began = torch.compile(model, dynamic=False, fullgraph=True), time.time()
     loss_of(compiled).backward()
     facts, logged = {"seconds": round(time.time() - began, 1), **versions(), "partitions": partitions, "log": []}, set()
 
@@ -535,8 +546,12 @@ def pack(out, names):
                 used |= {sources[kernel.source.strip()], *chosen, *(kernel.ptx.with_suffix(end) for end in (".ptx", ".json"))}
                 used |= set() if chosen else {kernel.ptx.with_suffix(".ttir")}
             for path in sorted(used):
-                archive.add(path, f"{name}/{path.relative_to(graphs.folder)}", filter=lambda entry: entry.replace(mtime=0, uid=0, gid=0, deep=False))
+                archive.add(
+                    path, f"{name}/{path.relative_to(graphs.folder)}", filter=lambda entry: entry.replace(mtime=0, uid=0, gid=0, deep=False)
+                )
             facts = json.loads((pathlib.Path(out) / f"{name}.json").read_text())
+            seen = [x for row in facts["log"] if "kernel" in row for x in row["before"] if isinstance(x, list) and x[0] == "int64"]
+            facts["integers"] = [x for i, x in enumerate(seen) if x not in seen[:i]]  # among them seeds of dropout
             text = json.dumps({key: x for key, x in facts.items() if key not in ("log", "partitions", "modules")}).encode()
             entry = tarfile.TarInfo(f"{name}.json")
             entry.size = len(text)

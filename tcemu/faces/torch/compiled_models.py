@@ -68,27 +68,52 @@ def _choose_as_on_gpu(optimizer: torch.optim.Optimizer) -> None:
 def _capture(captured: Any, operands: Sequence[torch.Tensor], graphs: Any, run: RunGraph) -> Any:
     """Return what runs a function that Dynamo has captured, in place of a compiler's code."""
     backends, autograd = map(importlib.import_module, ("torch._dynamo.backends.common", "torch._functorch.aot_autograd"))  # take seconds
-    sources, training = {node.name for node in captured.graph.nodes}, list[Any]()
-    boxed = lambda graph: autograd.make_boxed_func(lambda *given: run(graph, given))
+    names, training = {node.name for node in captured.graph.nodes}, list[Any]()
+
+    def boxed(graph: Any, nodes: Sequence[Any], keeps: Callable[[], bool] = bool) -> Any:
+        def call(*given: torch.Tensor) -> tuple[Any, ...]:
+            if keeps():  # retain_graph=True: a backward graph may write to what was saved
+                given = tuple(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x) for x in given)
+            return _check_results(graph, run(graph, given), nodes)
+
+        return autograd.make_boxed_func(call)
 
     def find_inference(module: Any, given: Sequence[torch.Tensor]) -> Any:
-        return boxed(graphs.find(given, len(_outputs(module)), sources))
+        return boxed(graphs.find(given, len(_outputs(module)), names | _operators(module)), _outputs(module))
 
     def split(joint: Any, given: Sequence[Any], *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
         primals, tangents = ([x for x in joint.graph.nodes if x.name.startswith(name)] for name in ("primals_", "tangents_"))
         results, gradients = _outputs(joint)[:num_fwd_outputs], _outputs(joint)[num_fwd_outputs:]
         types = [[x.meta["val"] for x in nodes] for nodes in (primals, tangents)]
+        sources = names | _operators(joint)
         found = graphs.find_training(types[0], num_fwd_outputs, types[1], [x is not None for x in gradients], sources)
-        training[:] = [found.forward, found.backward]
+        training[:] = [(found.forward, results), (found.backward, gradients)]
         return _split(joint, primals, tangents, results, gradients, found.saved)
 
     return backends.aot_autograd(
-        fw_compiler=lambda *_: boxed(training[0]),
-        bw_compiler=lambda *_: boxed(training[1]),
+        fw_compiler=lambda *_: boxed(*training[0]),
+        bw_compiler=lambda *_: boxed(*training[1], keeps=torch._C._autograd._get_current_graph_task_keep_graph),
         inference_compiler=find_inference,
         partition_fn=split,
         keep_inference_input_mutations=True,
     )(captured, operands)
+
+
+def _check_results(graph: Any, results: tuple[Any, ...], nodes: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results, those that are not saved among which have the shapes and dtypes that the model here gives."""
+    for number, (x, node) in enumerate(zip(results, nodes, strict=False)):
+        expected = node.meta["val"] if isinstance(node, torch.fx.Node) else None
+        if isinstance(x, torch.Tensor) and isinstance(expected, torch.Tensor) and (x.shape, x.dtype) != (expected.shape, expected.dtype):
+            raise NotModelled(
+                f"{graph.path.name}: result {number} is {x.dtype}{list(x.shape)}, and the model here gives {expected.dtype}"
+                f"{list(expected.shape)}: the graph is another model's"
+            )
+    return results
+
+
+def _operators(module: Any) -> set[str]:
+    """Return the names of PyTorch's operators that a module calls, as "aten.gelu"."""
+    return {str(x.target).rpartition(".")[0] for x in module.graph.nodes if isinstance(x.target, torch._ops.OpOverload)}
 
 
 def _outputs(module: Any) -> list[Any]:

@@ -37,6 +37,10 @@ CONSTANT = re.compile(r"(%\S+) = arith\.constant (\d+) : i\d+")
 MULTIPLIED = re.compile(r"%[xyz]offset\S* = arith\.muli (%\S+), (%\S+) :")  # Triton names a value as the source does
 WIDENED = re.compile(r"(%\S+) = arith\.extsi (%\S+) :")
 SOURCE_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[([^\]]*)\]")
+ORIGINAL = re.compile(r"Original ATen: \[([^\]]*)\]")
+ACTIVATIONS = frozenset(  # functions that tell models with the same operands apart, and that PyTorch calls on every device
+    f"aten.{name}" for name in "gelu silu relu tanh sigmoid elu leaky_relu hardtanh hardswish hardsigmoid mish softplus erf sin cos".split()
+)
 PTX_FILE = re.compile(r'^\s*\.file\s+\d+\s+"([^"]*)"', re.MULTILINE)
 NAME_LENGTH = 150  # characters of a kernel's name that Triton's files have
 FIRST_LINE = "# AOT ID:"  # of a Python file with a graph
@@ -166,7 +170,8 @@ class CompiledGraph:
         arguments: Types of the operands, in order.
         names: Names of the operands, in order: "primals_1" and so on are parameters and inputs, "tangents_1" and so on gradients.
         results: Expressions of the results, in order; "None" where there is none.
-        sources: Names of the operations of the captured function from which it was compiled, as far as its comments list them.
+        sources: Names of the operations of the captured function from which it was compiled, and its activations as "aten.gelu", as
+            far as its comments list them.
         kernels: Its Triton kernels by name.
         steps: Names of the launches and calls, in order; a library's function has its module before it, as "extern_kernels.mm".
     """
@@ -175,7 +180,8 @@ class CompiledGraph:
         self.path, self.kernels = path, kernels
         text = path.read_text(encoding="utf-8")
         self.number, _, self.kind = text.partition("\n")[0].removeprefix(FIRST_LINE).strip("[]'\n ").rpartition("_")
-        self.sources = frozenset(name for names in SOURCE_NODES.findall(text) for name in names.split(", ") if name)
+        listed = lambda pattern: {name for names in pattern.findall(text) for name in names.split(", ") if name}
+        self.sources = frozenset(listed(SOURCE_NODES) | listed(ORIGINAL) & ACTIVATIONS)
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         if "call" not in functions or "get_args" not in functions:
             raise NotModelled(f"{path}: no functions call and get_args; PyTorch 2.11 writes them")
@@ -268,7 +274,7 @@ class CompiledGraphs(Result):
         Args:
             operands: Tensors of the types that the graph takes.
             results: Number of the results.
-            sources: Names of the operations of the captured function.
+            sources: Names of the operations of the captured function, and of PyTorch's operators as "aten.gelu".
 
         Raises:
             NotModelled: No graph of the folder has such operands, or several that differ have them.
@@ -294,7 +300,7 @@ class CompiledGraphs(Result):
             results: Number of its results without those that are saved.
             tangents: Gradients of the results, as the backward graph takes them.
             gradients: Whether each operand gets a gradient.
-            sources: Names of the operations of the captured function.
+            sources: As for `find`.
 
         Raises:
             NotModelled: No graphs of the folder have such operands and results, or several that differ have them.
