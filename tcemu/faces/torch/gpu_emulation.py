@@ -136,9 +136,12 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 @lru_cache(maxsize=4096)
 def _base_name(func: Any) -> str:
-    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand."""
+    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand.
+
+    `normal_` keeps it: `normal` is another operator.
+    """
     name = func._schema.name.removeprefix("aten::")
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return name[:-1] if name.endswith("_") and not name.endswith("__") and name != "normal_" else name
 
 
 def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:

@@ -382,6 +382,22 @@ def test_forms_of_dropout_that_are_not_one_kernel_take_single_elements():
     assert torch.equal(channels[:, :, 0, 0].reshape(-1), 2.0 * torch.from_numpy(uniform_numbers(7, 4, 600) < 0.5))
 
 
+def test_draws_of_torch_have_the_words_of_an_h200():
+    """tests/gpu_runs/random_draws.py, run within the block: draws, of small tensors, and indices of extremes among equal elements."""
+    script = load_script("random_draws")
+    recorded = json.loads(lzma.decompress((ROOT / "tests/golden/torch_draws_h200.json.xz").read_bytes()))["calls"]
+    tried = [(i, call) for i, call in enumerate(script.list_calls()) if np.prod(call[1]) <= 3000 and "argm" not in call[0]]
+    for number, call in tried:
+        with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated:
+            emulated.generator.manual_seed(1000 + number, 4)
+            results = [script.words(torch, x) for x in script.run(torch, number, call, "cpu")]
+        digests = [hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()[:16] for x in results]
+        given = slice(1 if call[0] in ("max", "min") else 0, None)  # of extremes the indices: a NaN's word is not that of a CPU
+        assert digests[given] == recorded[number]["digest"][given], call
+        assert emulated.generator.offset == recorded[number]["offset"]
+    assert len({call[0] for _, call in tried}) == 11
+
+
 @pytest.mark.parametrize("shape", ["7x9", pytest.param("20", marks=pytest.mark.full), pytest.param("3x5x64x31", marks=pytest.mark.full)])
 def test_forms_of_dropout_have_the_words_of_an_h200(shape):
     """tests/gpu_runs/dropout_and_convolutions.py, run within the block, with a probability of 0.35."""
