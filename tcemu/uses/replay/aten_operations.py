@@ -453,7 +453,6 @@ def _lerp(call: Call) -> Answer:
 # ---- random numbers
 
 DROPOUT = Evidence(BY_RULE, "Dropout.cu; H200: equal in 84 calls, 792,786 words")
-LEAST_WIDE_RANGE = 1 << 28  # from which PyTorch takes 64 bits for an integer
 DRAWN = Evidence(BY_RULE, "DistributionTemplates.h and curand's Philox; H200: equal in 1,098 calls, 638,055 words")
 
 
@@ -602,15 +601,6 @@ def _uniform(call: Call) -> Answer:
         return np.where(found == high, low, found)
 
     return _distribution(call, x, transform)
-
-
-def _random_integers(call: Call) -> Answer:
-    low, high, shape = call["low"], call["high"], tuple(call["size"])
-    if call.dtype != np.int64 or high - low < LEAST_WIDE_RANGE:
-        raise NotModelled(f"{call.name}: {call.dtype} from {low} to {high}; known are int64 and ranges of 2^28 (replay/aten_operations.py)")
-    count = math.prod(shape)
-    state = _draw(call, count, random_numbers.integer_step(count, call.gpu))
-    return Answer((random_numbers.random_integers(*state, count, low, high, gpu=call.gpu).reshape(shape),), "Philox, two words each", DRAWN)
 
 
 # ---- reductions
@@ -1117,7 +1107,6 @@ OPERATIONS: dict[str, Operation] = {
     "bernoulli": Operation("self, p=None, generator=None", _bernoulli),
     "uniform": Operation("self, low=0.0, high=1.0, generator=None", _uniform),
     "rand": Operation("size, dtype=None, generator=None", _uniform),
-    "randint": Operation("low, high, size, dtype=None, generator=None", _random_integers),
     "rand_like": Operation("self, dtype=None", _uniform),
     "exponential": Operation("self, lambd=1.0, generator=None", _exponential),
     "normal_": Operation("self, mean=0.0, std=1.0, generator=None", _normal),

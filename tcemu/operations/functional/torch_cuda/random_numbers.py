@@ -146,31 +146,6 @@ def uniform_numbers(seed: int, offset: int, elements: int, *, vector: int = 1, g
     return np.concatenate([np.zeros(0, F32), *found])[:elements]
 
 
-def integer_step(elements: int, gpu: str) -> int:
-    """Return by how much a launch of `random_integers` moves the generator's offset."""
-    return -(-elements // max(count_threads(elements, gpu) * WORDS // 2, 1)) * WORDS
-
-
-def random_integers(seed: int, offset: int, elements: int, low: int, high: int, *, gpu: str = "H200") -> np.ndarray:
-    """Return what `randint` gives each element for a range of at least 2^28, int64: two words are one number, modulo the range.
-
-    Args:
-        seed: The generator's seed.
-        offset: Its offset.
-        elements: Number of elements.
-        low: Least integer.
-        high: Integer after the largest one.
-        gpu: "H100" or "H200".
-    """
-    threads, found = count_threads(elements, gpu), [np.zeros(0, np.uint64)]
-    for _ in range(0, elements, max(threads * WORDS // 2, 1)):
-        words = philox_words(seed, offset, threads).astype(np.uint64)
-        found.append((words[:, ::2] << np.uint64(32) | words[:, 1::2]).T.reshape(-1))
-        offset += WORDS
-    numbers = np.concatenate(found)[:elements] % np.uint64(high - low)
-    return (numbers + np.array(low, np.int64).view(np.uint64)).view(np.int64)
-
-
 def dropout_vector(elements: int, itemsize: int, *, is_dense: bool = True) -> int:
     """Return the neighbours that a thread of dropout's kernel takes at a time: as many as leave no rest."""
     vector = VECTOR_BYTES // itemsize if is_dense else 1
