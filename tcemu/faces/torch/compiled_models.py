@@ -102,7 +102,7 @@ def _capture(captured: Any, operands: Sequence[torch.Tensor], graphs: Any, run: 
 def _check_results(graph: Any, results: tuple[Any, ...], nodes: Sequence[Any]) -> tuple[Any, ...]:
     """Return the results, those that are not saved among which have the shapes and dtypes that the model here gives."""
     for number, (x, node) in enumerate(zip(results, nodes, strict=False)):
-        expected = node.meta["val"] if isinstance(node, torch.fx.Node) else None
+        expected: Any = node.meta["val"] if isinstance(node, torch.fx.Node) else None
         if isinstance(x, torch.Tensor) and isinstance(expected, torch.Tensor) and (x.shape, x.dtype) != (expected.shape, expected.dtype):
             raise NotModelled(
                 f"{graph.path.name}: result {number} is {x.dtype}{list(x.shape)}, and the model here gives {expected.dtype}"
@@ -144,7 +144,7 @@ def _split(
         nodes = {name: graph.placeholder(name) for name in inputs}
 
         def find_node(output: Any) -> Any:
-            name = output if isinstance(output, str) else getattr(output, "name", None)
+            name: Any = output if isinstance(output, str) else getattr(output, "name", None)
             if name is None or name in nodes:
                 return nodes.get(name, output)
             value = values[name] if name in values else output.meta["val"]

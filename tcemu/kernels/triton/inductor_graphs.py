@@ -39,7 +39,8 @@ WIDENED = re.compile(r"(%\S+) = arith\.extsi (%\S+) :")
 SOURCE_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[([^\]]*)\]")
 ORIGINAL = re.compile(r"Original ATen: \[([^\]]*)\]")
 ACTIVATIONS = frozenset(  # functions that tell models with the same operands apart, and that PyTorch calls on every device
-    f"aten.{name}" for name in "gelu silu relu tanh sigmoid elu leaky_relu hardtanh hardswish hardsigmoid mish softplus erf sin cos".split()
+    f"aten.{name}"
+    for name in ("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "leaky_relu", "hardtanh", "hardswish", "mish", "softplus", "sin", "cos")
 )
 PTX_FILE = re.compile(r'^\s*\.file\s+\d+\s+"([^"]*)"', re.MULTILINE)
 NAME_LENGTH = 150  # characters of a kernel's name that Triton's files have

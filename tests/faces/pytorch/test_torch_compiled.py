@@ -124,19 +124,16 @@ def test_a_compiled_training_step_gives_the_gpus_words(recorded, name):
 @pytest.mark.full
 def test_a_compiled_optimizer_gives_the_gpus_words(recorded):
     """Dynamo's order of an optimizer's operands changes between versions of PyTorch: another one finds no graph."""
-    facts, (model, _) = json.loads((recorded / "mlp.json").read_text()), make_training("mlp", "cpu")
-    graphs = tcemu.inductor.read(recorded / "mlp")
-    training = next(graph for graph in graphs if graph.kind == "backward")
-    with tcemu.torch.emulate(model, gpu="H200", compiled=graphs) as emulated:
-        loss = make_training("mlp", "cpu")[1](emulated)
-        loss.backward()
+    facts, (model, loss_of) = json.loads((recorded / "mlp.json").read_text()), make_training("mlp", "cpu")
+    with tcemu.torch.emulate(model, gpu="H200", compiled=tcemu.inductor.read(recorded / "mlp")) as emulated:
+        loss_of(emulated).backward()
         step = emulated.compile(torch.optim.AdamW(model.parameters(), lr=1e-3).step)
         if not torch.__version__.startswith("2.11."):
             with pytest.raises(NotModelled, match="The model here does not call"):
                 step()
             return
         step()
-    assert is_equal(model.named_parameters(), facts["updated_compiled"]) and training.names[-1] == "tangents_1"
+    assert is_equal(model.named_parameters(), facts["updated_compiled"])
 
 
 def test_seeds_of_compiled_dropout_are_the_gpus(recorded):
@@ -164,7 +161,7 @@ def test_what_a_forward_graph_saves_is_read_from_places_and_names(recorded):
         (1, [tangent], [True] * len(gradients), forward.sources),
         (1, [tangent], gradients, forward.sources - {"aten.gelu"}),  # another model with the same operands
     ]:
-        with pytest.raises(NotModelled, match="no forward graph for 10 operands.*backward graph"):
+        with pytest.raises(NotModelled, match=r"no forward graph for 10 operands.*backward graph"):
             graphs.find_training(operands, results, given, wanted, names)
 
 
