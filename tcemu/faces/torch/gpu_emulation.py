@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
@@ -21,7 +22,7 @@ from tcemu.faces.torch.compiled_models import compile_with_graphs, find_optimize
 from tcemu.faces.torch.cpu_formulas import attention_by_formula, empty_results, rms_norm_gradients
 from tcemu.faces.torch.exact_operations import RANDOM, arguments_by_name, find_exact, flat_tensors
 from tcemu.faces.torch.exchange import NUMPY_DTYPES, to_array, to_tensor
-from tcemu.faces.torch.function_choices import FunctionChoices, GpuDefaults
+from tcemu.faces.torch.function_choices import FunctionChoices, GpuDefaults, has_fixed_orders
 from tcemu.faces.torch.operation_report import OperationLine, OperationReport
 from tcemu.faces.torch.watching import describe_tensor
 from tcemu.operations.functional.torch_cuda.random_numbers import GpuGenerator
@@ -43,8 +44,13 @@ from tcemu.uses.replay.aten_operations import (
 )
 
 UNKNOWN_CHOICES = ("raise", "warn", "leave")
+ON_THIS_CPU, OTHER_BITS = "as PyTorch does on this CPU", "torch on this CPU, other bits than the GPU's"
+IN_ONE_ORDER = (
+    "in one order that the GPU may take, while its other results have the GPU's bits; torch.use_deterministic_algorithms(True) fixes the "
+    "order, on the GPU too"
+)
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
-ON_CPU, AS_ON_CPU = "torch on this CPU, other bits than the GPU's", "computes such operations as PyTorch does on this CPU"
+OF_ATOMICS = ("in one of the orders that the GPU may take", "PTX, in one of the orders that the GPU may take")
 MOST_DESCRIBED = 6  # operands that a line of a report names
 
 
@@ -151,6 +157,13 @@ def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
     return " · ".join(shown) + (f" and {more} more" if more > 1 else "")
 
 
+def _is_needed(result: int) -> bool:
+    """Return whether a result of the operator that autograd runs now goes to a node: the gradient of an operand without one does not."""
+    node = torch._C._current_autograd_node()
+    following = () if node is None else node.next_functions
+    return result >= len(following) or following[result][0] is not None
+
+
 def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raise NotModelled for what a rule does not see: where its operands begin in memory, and the switches of PyTorch's products."""
     for x in tensors if name in ALIGNED else ():
@@ -168,11 +181,15 @@ def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
             raise NotModelled(f"products with {switch}={getattr(switches, switch)} have no rule; True is the default")
 
 
-def _write_result(out: torch.Tensor, found: torch.Tensor, is_operand: bool) -> torch.Tensor:
+def _write_result(out: torch.Tensor, found: np.ndarray, is_operand: bool) -> torch.Tensor:
     """Write a result to its place. Where no operand is the place, dtype and shape may be others than a CPU's, as of a norm's moments."""
-    if is_operand or (out.dtype == found.dtype and out.shape == found.shape):
-        return out.copy_(found.reshape(out.shape))
-    return found.reshape(out.shape) if out.numel() == found.numel() else found
+    if is_operand:
+        return out.copy_(to_tensor(found).reshape(out.shape))
+    if NUMPY_DTYPES.get(out.dtype) == found.dtype and tuple(out.shape) == found.shape:
+        to_array(out)[...] = found  # NumPy wakes no threads, for which `copy_` waits on a machine that is busy
+        return out
+    tensor = to_tensor(found)
+    return tensor.reshape(out.shape) if out.numel() == tensor.numel() else tensor
 
 
 class GpuEmulation:
@@ -285,9 +302,7 @@ class GpuEmulation:
             return
         place, operands = (f"triton.{part.name}", "", _runs_backward()), _describe_operands(flat_tensors(part.operands))
         if part.launch.inexact:
-            self._note_unknown(
-                place, operands, "; ".join(part.launch.inexact), "PTX, in one of the orders", "runs such kernels in one order"
-            )
+            self._note_unknown(place, operands, "; ".join(part.launch.inexact), *OF_ATOMICS)
         else:
             self._add(place, operands, "PTX", Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx"))
 
@@ -303,6 +318,7 @@ class GpuEmulation:
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
         draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
+        opened: tuple[str, str, Any] | None = None  # why a sum's order is open, the kernel, and the result in one order
         try:
             if draws and backward:
                 raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
@@ -315,11 +331,18 @@ class GpuEmulation:
                     return result
             if has_rule:
                 answer, result = self._by_rule(func, name, args, kwargs)
-                self._add(place, operands, answer.kernel, answer.evidence)
-                return result
+                why = "; ".join(why for i, why in answer.open_results.items() if not backward or _is_needed(i))
+                if not why:
+                    self._add(place, operands, answer.kernel, answer.evidence)
+                    return result
+                opened = why, answer.kernel, result
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
+        if opened is not None:
+            why, kernel, result = opened
+            self._note_unknown(place, operands, f"the order of a sum is open: {why}", IN_ONE_ORDER, kernel)
+            return result
         if (draws or arguments_by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
             self.generator.lost = self.generator.lost or place[0]
         return self._leave(func, args, kwargs, place, operands, reason)
@@ -351,8 +374,8 @@ class GpuEmulation:
         if name == "bernoulli" and outs and arguments["p"] is None:
             arguments["p"] = 0.5  # the default of the overload that writes to its operand
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if isinstance(x, torch.Tensor))  # type: ignore[union-attr]
-        tf32 = torch.backends.cudnn.allow_tf32
-        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32))
+        tf32, deterministic = torch.backends.cudnn.allow_tf32, has_fixed_orders()
+        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32, deterministic))
         named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
         for key, value in answer.updates.items():
             named[key].copy_(to_tensor(value))
@@ -361,7 +384,7 @@ class GpuEmulation:
                 if isinstance(out, torch.Tensor):
                     out.copy_(to_tensor(answer.states[i]).reshape(out.shape)) if i in answer.states else out.zero_()
             elif (found := answer.results[i]) is not None:
-                empty[i] = _write_result(out, to_tensor(found), bool(outs))
+                empty[i] = _write_result(out, found, bool(outs))
             elif not outs:
                 empty[i] = None
         if not func._schema.returns:
@@ -393,8 +416,8 @@ class GpuEmulation:
         with _disable_current_modes():
             return func(*args, **kwargs)
 
-    def _note_unknown(self, place: tuple, operands: str, reason: str, kernel: str = ON_CPU, instead: str = AS_ON_CPU) -> None:
-        """List an operation that is not known, and raise or warn as the user asked."""
+    def _note_unknown(self, place: tuple, operands: str, reason: str, instead: str = ON_THIS_CPU, kernel: str = OTHER_BITS) -> None:
+        """List an operation that is not known, and raise or warn as the user asked. instead: what is computed in its place."""
         where = (
             place[0]
             + (f" of {operands}" if operands else "")
@@ -404,9 +427,9 @@ class GpuEmulation:
         if self.unknown == "raise":
             raise NotModelled(
                 f"{where}: what {self.library} gives on {self.gpu} is not known: {reason}. "
-                f"unknown='warn' or 'leave' {instead}, and the report names them"
+                f"unknown='warn' or 'leave' computes such operations {instead}, and the report names them"
             )
         if self.unknown == "warn" and place[0] not in self._warned:
             self._warned.add(place[0])
-            warnings.warn(f"{where}: not known on {self.gpu}, {kernel}: {reason}", stacklevel=5)
+            warnings.warn(f"{where}: not known on {self.gpu}, computed {instead}: {reason}", stacklevel=5)
         self._add(place, operands, kernel, Evidence(NOT_KNOWN, reason))

@@ -56,7 +56,8 @@ class Evidence(NamedTuple):
     """Why an operation's result is that of the GPU.
 
     Attributes:
-        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere.
+        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere,
+            or the library proposed it on a GPU.
             EXACT_RESULT: every correct implementation has these bits. NOT_KNOWN: nothing says what the GPU gives.
         text: The evidence in words.
     """
@@ -83,6 +84,7 @@ class Answer(NamedTuple):
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
         states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
         recipe: The order of a product.
+        open_results: Why the GPU leaves the bits of some results open, by their numbers: these are one of the results that it may give.
     """
 
     results: tuple[np.ndarray | None, ...]
@@ -91,6 +93,7 @@ class Answer(NamedTuple):
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
     states: Mapping[int, np.ndarray] = MappingProxyType({})
     recipe: KernelRecipe | None = None
+    open_results: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Call:
         library: One of LIBRARIES.
         generator: The GPU's generator of random numbers, which operators that draw move on; None: not known.
         tf32: `torch.backends.cudnn.allow_tf32`, which is on by default.
+        deterministic: `torch.use_deterministic_algorithms(True)`, without `warn_only`.
     """
 
     name: str
@@ -114,6 +118,7 @@ class Call:
     library: str = "torch 2.11"
     generator: random_numbers.GpuGenerator | None = None
     tf32: bool = True
+    deterministic: bool = False
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -317,9 +322,13 @@ def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: 
     shape = rows_[0].shape
     flat = [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in rows_]
     count = len(flat[0])
-    step = max(CHUNK // max(shape[-1], 1) // ROWS_ALIKE, 1) * ROWS_ALIKE
-    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
-    join = lambda *x: np.concatenate(x).reshape(*shape[:-1], x[0].shape[-1])
+    calls = max(-(-flat[0].size // CHUNK), 1)
+    step = -(-count // calls)
+    if calls > 1:
+        step = -(-step // ROWS_ALIKE) * ROWS_ALIKE
+        flat = [np.concatenate([x, np.zeros((-count % step, x.shape[-1]), x.dtype)]) for x in flat]  # each size would be a program
+    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), max(step, 1))]
+    join = lambda *x: np.concatenate(x)[:count].reshape(*shape[:-1], x[0].shape[-1])
     return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
 
 
@@ -840,6 +849,17 @@ def _cumsum(call: Call) -> Answer:
     return Answer((call_by_numpy(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
+def _histc(call: Call) -> Answer:
+    """Count the elements of each bin: counts are integers, which atomic additions in any order give."""
+    x, low, high, bins = call["self"], call["min"], call["max"], call["bins"]
+    if call.dtype != F32 or x.size >= 1 << 24 or low >= high:
+        raise NotModelled(f"histc: got {x.size} elements of {x.dtype} from {low} to {high}; known are float32, below 2^24, from min < max")
+    low, high = F32.type(low), F32.type(high)
+    inside = x[(x >= low) & (x <= high)]
+    places = np.minimum(((inside - low) * F32.type(bins) / (high - low)).astype(np.int64), bins - 1)
+    return Answer((np.bincount(places, minlength=bins).astype(F32),), "SummaryOps.cu", Evidence(BY_RULE, "PyTorch's source"))
+
+
 # ---- sorting
 
 TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
@@ -921,9 +941,8 @@ def _product(call: Call, left: str, right: str) -> Answer:
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    array = np.ascontiguousarray
-    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
-    status = BY_RULE if choice.source == torch_products.RULE else MEASURED
+    found = np.asarray(torch_products.multiply_as_chosen(choice, a, b, addend))
+    status = BY_RULE if choice.source in (torch_products.RULE, torch_products.PROPOSED) else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 
@@ -960,8 +979,6 @@ def _attention(call: Call, backend: str) -> Answer:
     if "return_debug_mask" in call.arguments:
         _requires(call, return_debug_mask=False)
     q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
-    if backend == "cudnn" and q.shape[2] == 1 and call["compute_log_sumexp"]:
-        raise NotModelled(f"{call.name}: got 1 query, of which the logarithms of sums are not known; without gradients there are none")
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
     dropout, states = None, {}
     if call["dropout_p"]:
@@ -969,10 +986,15 @@ def _attention(call: Call, backend: str) -> Answer:
         seed, offset = _draw(call, math.prod(shape), random_numbers.attention_step(backend, shape))
         dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), seed, offset)
         state = np.array([seed, offset], np.uint64)
-        states = {6: state} if backend == "flash" else {2: state[0].astype(np.int64), 3: state[1].astype(np.int64)}
-    out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
+        first = {"cudnn": 6, "efficient": 2}.get(backend, 0)
+        states = {first: state[0].astype(np.int64), first + 1: state[1].astype(np.int64)} if first else {6: state}
+    out, logarithms = map(np.asarray, attention.attention(q, k, v, backend=backend, dropout=dropout, **options))
+    if backend == "efficient":  # CUTLASS's kernel writes whole warps of queries
+        width = -(-q.shape[2] // 32) * 32 if call["compute_log_sumexp"] else 0
+        logarithms = np.pad(logarithms, [(0, 0), (0, 0), (0, max(width - q.shape[2], 0))], constant_values=np.inf)[..., :width]
     kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
-    return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
+    gives_sums = backend != "cudnn" or call["compute_log_sumexp"]
+    return Answer((out, logarithms if gives_sums else None), kernel, ATTENTION, states=states)
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
@@ -985,14 +1007,17 @@ def _attention_backward(call: Call, backend: str) -> Answer:
         dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), int(state[0]) % (1 << 64), int(state[1]))
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
-    rows_ = operands[1].shape[:3]
-    if operands[-1].size != math.prod(rows_):
-        raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
-    operands[-1] = operands[-1].reshape(rows_)
+    _, q, k, v, _, logsumexp = operands
+    operands[-1] = logsumexp.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
-    found = attention.attention_backward(*operands, backend=backend, dropout=dropout, **options)
-    results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
-    return Answer(results, f"{backend} attention, gradients", ATTENTION)
+    options |= {"open_order": "lockstep", "deterministic": call.deterministic, "dropout": dropout}
+    found = attention.attention_backward(*operands, backend=backend, **options)
+    wanted = call.arguments.get("grad_input_mask", (True, True, True, False))
+    shape = (*q.shape[:3], max(q.shape[-1], v.shape[-1]))
+    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic, wide=q.dtype == F32)
+    results = (*map(np.asarray, found[:3]), *([np.asarray(found.bias)] if wanted[3] else [None] * (len(call.dtypes) - 3)))
+    how = ", dQ in lockstep" if reason else ""
+    return Answer(results, f"{backend} attention, gradients{how}", ATTENTION, open_results={0: reason} if reason and wanted[0] else {})
 
 
 # ---- the table
@@ -1076,6 +1101,7 @@ OPERATIONS: dict[str, Operation] = {
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
     ),
     "cumsum": Operation("self, dim, dtype=None", _cumsum),
+    "histc": Operation("self, bins=100, min=0, max=0", _histc),
     "_scaled_dot_product_cudnn_attention": Operation(
         "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None",
         partial(_attention, backend="cudnn"),
@@ -1150,13 +1176,14 @@ ALIGNMENT = 16  # bytes
 COPIED = frozenset(name for name in OPERATIONS if "softmax" in name or name.startswith(("native_layer_norm", "_fused_rms_norm")))
 ALIGNED = COPIED | {
     "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm", "native_dropout",
-}  # fmt: skip
+} | {name for name in OPERATIONS if name.startswith("_scaled_dot_product")}  # fmt: skip
 
 # Operators whose results every correct implementation has: a reason for each group of names.
+MOVES_ELEMENTS = "moves elements"
 EXACT: dict[str, str] = {
     name: reason
     for reason, names in {
-        "moves elements": (
+        MOVES_ELEMENTS: (
             "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
             "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros "
             "nonzero ones ones_like repeat roll scalar_tensor select_backward slice_backward slice_scatter "

@@ -194,12 +194,13 @@ class AttentionDropout(NamedTuple):
     offset: int
 
 
-FLASH_ROUNDS = 7  # of Philox in FlashAttention 2
+FUSED_ROUNDS = 7  # of Philox in FlashAttention 2 and cuDNN
 FLASH_TILE = (16, 32)  # rows and columns of which 32 threads each take 16 bytes of one counter
+CUDNN_TILE, CUDNN_LANES = 16, 8  # rows and columns of a tile of cuDNN; its columns that take numbers of one counter
 
 
 def attention_step(name: str, shape: tuple[int, int, int, int]) -> int:
-    """Return by how much a fused kernel moves the generator's offset. shape: batch, heads, queries and keys."""
+    """Return by how much PyTorch moves the generator's offset for a fused kernel. shape: batch, heads, queries and keys."""
     batch, heads, queries, keys = shape
     return batch * heads * (32 if name == "flash" else queries * keys)
 
@@ -208,10 +209,11 @@ def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, 
     """Return which weights a fused kernel keeps.
 
     CUTLASS's kernel takes a number for each weight, in the order of memory. FlashAttention 2 compares bytes, whose counter has the tile's
-    row and column, and the thread of a warp.
+    row and column, and the thread of a warp. cuDNN compares halves of words, whose counter has the head and the column modulo 8, and the
+    number of a tile of 16 x 16 weights, column by column: rows r, r + 2, r + 4 and r + 6 of 8 share a number.
 
     Args:
-        name: "flash" or "efficient".
+        name: "cudnn", "flash" or "efficient".
         dropout: The probability and the generator's state.
         shape: Batch, heads, queries and keys.
 
@@ -229,17 +231,23 @@ def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, 
         counters = np.arange(dropout.offset // WORDS, dropout.offset // WORDS + -(-count // WORDS), dtype=np.uint64)
         numbers = to_uniform(_philox_of_counters(counters, np.zeros(1, np.uint64), dropout.seed, ROUNDS)).reshape(-1)[:count]
         return (numbers > F32(dropout.probability)).reshape(shape)
-    if name != "flash":
-        raise NotModelled(
-            f"{name}: dropout_p={dropout.probability} has no rule: which numbers its kernel takes is not known; sdpa_kernel can choose "
-            "FlashAttention 2 or the memory-efficient kernel (torch_cuda/random_numbers.py)"
-        )
+    if name == "cudnn":
+        rows, columns = -(-queries // CUDNN_TILE), -(-keys // CUDNN_TILE)
+        heads_first = dropout.offset // WORDS + CUDNN_LANES * np.arange(batch * heads, dtype=np.uint64)
+        counters = heads_first[:, None, None, None] + np.arange(CUDNN_LANES, dtype=np.uint64)
+        tiles = np.arange(rows, dtype=np.uint64)[:, None] + np.arange(columns, dtype=np.uint64) * np.uint64(rows)
+        words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FUSED_ROUNDS)
+        # half of a word: half of the rows, half of the columns, and whether the row is odd
+        parts = np.ascontiguousarray(words).view(np.uint16).reshape(batch * heads, rows, columns, CUDNN_LANES, 2, 2, 2)
+        parts = np.repeat(parts.transpose(0, 1, 4, 6, 2, 5, 3)[:, :, :, None], 4, axis=3)
+        laid = parts.reshape(batch, heads, rows * CUDNN_TILE, columns * CUDNN_TILE)[:, :, :queries, :keys]
+        return laid <= (1.0 - dropout.probability) * (1 << 16)
     high, wide = FLASH_TILE
     rows, columns = -(-queries // high), -(-keys // wide)
     first = dropout.offset + 32 * np.arange(batch * heads, dtype=np.uint64)
     counters = first[:, None, None, None] + np.arange(32, dtype=np.uint64)
     tiles = np.arange(rows, dtype=np.uint64)[:, None] | np.arange(columns, dtype=np.uint64) << np.uint64(32)
-    words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FLASH_ROUNDS)  # [heads, rows, columns, 32, 4]
+    words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FUSED_ROUNDS)  # [heads, rows, columns, 32, 4]
     parts = np.ascontiguousarray(words).view(np.uint8)
     # lane: row of 8, pair of columns; byte: half of the columns, 8 columns of it, half of the rows, column of the pair
     parts = parts.reshape(batch * heads, rows, columns, 8, 4, 2, 2, 2, 2).transpose(0, 1, 7, 3, 2, 5, 6, 4, 8)
