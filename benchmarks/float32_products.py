@@ -117,7 +117,9 @@ def read_vectors(path: Path) -> dict[TorchProduct, tuple[Launch, ...]]:
         call = TorchProduct(*product)
         launches = [Launch(file["kernels"][number], *map(tuple, sizes)) for number, *sizes in kernels]
         found[call] = tuple(
-            launch._replace(grid=(1, 1, launch.grid[2] // call.batch)) for launch in launches if not re.search("at::native|memcpy", launch.name)
+            launch._replace(grid=(1, 1, launch.grid[2] // call.batch))
+            for launch in launches
+            if not re.search("at::native|memcpy", launch.name)
         )
     return found
 
@@ -213,9 +215,15 @@ def main() -> int:
     right, asked, wrong = compare([path for folder in args.folders for path in folder.glob("labels.json.xz")])
     print(f"{right:,} of {asked:,} launched products have the order of their proposal", *wrong, sep="\n")
     tried, total, without, differ = try_vectors(every)
-    print(f"{tried:,} of {total:,} products with one row have the order of the sizes around them; others: {dict(without)}", *differ, sep="\n")
+    print(
+        f"{tried:,} of {total:,} products with one row have the order of the sizes around them; others: {dict(without)}", *differ, sep="\n"
+    )
     if args.write:
-        print(write(SMALL_LAYERS_FILE, head | {"launched": [right + agreed, asked + of]} | table), write(VECTORS_FILE, rows | {"tried": [tried, total]}), sep="\n")
+        print(
+            write(SMALL_LAYERS_FILE, head | {"launched": [right + agreed, asked + of]} | table),
+            write(VECTORS_FILE, rows | {"tried": [tried, total]}),
+            sep="\n",
+        )
     return 0
 
 

@@ -1,7 +1,7 @@
 """Whole models by `tcemu.torch.emulate(model, gpu="H200")`, from their inputs alone, beside the digests of every operation on an H200.
 
-`models_h200.json.xz` has runs of small Hugging Face models (tests/gpu_runs/model_operations.py): the first eight digits of the digest of each
-float result. Up to the first operation that the report names as not known, all results are equal; where it names none, all are.
+`models_h200.json.xz` has runs of small Hugging Face models (tests/gpu_runs/model_operations.py): the first eight digits of the digest of
+each float result. Up to the first operation that the report names as not known, all results are equal; where it names none, all are.
 """
 
 import importlib.util
