@@ -19,6 +19,7 @@ words: OUT/words.npz. Kernels, probes and words of some of these; words of atten
 import collections
 import functools
 import hashlib
+import itertools
 import json
 import lzma
 import multiprocessing as mp
@@ -137,7 +138,7 @@ def ask_layer(asker, survey, number):
             known[tokens] = asker.ask(form, *operands(form, k, n, tokens))
         return known[tokens]
 
-    pairs = list(zip(grid, grid[1:], strict=False))
+    pairs = list(itertools.pairwise(grid))
     while pairs:
         low, high = pairs.pop()
         if ask(low) != ask(high) and high - low > 1:

@@ -36,7 +36,12 @@ def recorded():
     return json.loads(lzma.decompress((TESTS / "golden/models_h200.json.xz").read_bytes()))
 
 
-@pytest.mark.parametrize("name", sample_cases(sorted(recorded()["cases"]), CHEAP))
+def chosen_names():
+    """Whisper's convolutions of one axis are held to words by tests/uses/replay/test_torch_convolutions.py."""
+    return sorted(name for name in recorded()["cases"] if not name.startswith("whisper"))
+
+
+@pytest.mark.parametrize("name", sample_cases(chosen_names(), CHEAP))
 def test_every_operation_of_a_model_has_the_words_of_an_h200(name):
     models, case = script(), recorded()["cases"][name]
     model, run = models.make(name, "cpu")

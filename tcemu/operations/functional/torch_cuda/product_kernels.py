@@ -278,7 +278,7 @@ KERNELS = (
     ),
     _row(
         "dot_kernel", r"dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>", dot_blocks,
-        "found by probes of 7 products on an H200, and 0 of 108 words of 5 of them different there; that products are rounded was found by words",
+        "found by probes of 7 products on an H200, that products are rounded by words; 0 of 108 words of 5 of them different there",
     ),
     _row(
         "sgemm_largek", r"sgemm_largek_lds64<", large_k,
