@@ -1,11 +1,11 @@
 """Attention as a user of PyTorch calls it on a GPU: the backend of drawn calls, their words, gradients in deterministic mode, dropout.
 
-    python attention_calls.py OUT FIRST_SEED [choice] [calls] [gradients] [dropout] ["one query"]
+    python attention_calls.py OUT FIRST_SEED [choice] [calls] [gradients] [drawn] [dropout] ["one query"]
 
 writes OUT/attention_calls.json (entries by part) and OUT/attention_calls.npz (words at evenly spread places, for counts). choice: what
 `_fused_sdp_choice` gives for drawn calls. calls: `scaled_dot_product_attention` and its gradients of such calls. gradients: those of one
-backend, in deterministic mode or by several runs. dropout: the masks of cuDNN, and which 16-bit numbers of Philox it keeps. one query: the
-order in which cuDNN adds weights and values of one query.
+backend, in deterministic mode or by several runs. drawn: such gradients of drawn cases. dropout: the masks of cuDNN, and which 16-bit
+numbers of Philox it keeps. one query: the order in which cuDNN adds weights and values of one query.
 """
 
 import contextlib
@@ -217,6 +217,21 @@ def gradient_cases():
         yield "cudnn", shape, "bfloat16", False, "own", 0.0, False
 
 
+def draw_gradient(seed):
+    """Draw a case of `gradient_cases`."""
+    r = random.Random(seed)
+    kind, heads = r.choice(("flash", "efficient", "cudnn")), r.choice((1, 2, 3, 4, 6))
+    key_heads = heads if kind == "efficient" else r.choice([n for n in range(1, heads + 1) if heads % n == 0])
+    queries, size = r.randint(2, 400), 8 * r.randint(2, r.choice((8, 16, 32)))
+    keys = queries if r.random() < 0.5 else r.randint(2, 600)
+    causal = r.random() < 0.4 and (kind != "flash" or queries == keys)
+    mask = "own" if kind != "flash" and not causal and r.random() < 0.4 else None
+    keys += -keys % 8 if mask else 0
+    shape = (r.choice((1, 1, 2)), heads, key_heads, queries, keys, size)
+    p = r.choice((0.0, 0.0, 0.1, 0.25, 0.5))
+    return kind, shape, r.choice(("bfloat16", "float16")), causal, mask, p, kind != "cudnn" and r.random() < 0.8
+
+
 def record_gradient(case, seed, kept, runs=6):
     kind, shape, dtype, causal, mask_kind, p, deterministic = case
     b, h, hk, s, sk, d = shape
@@ -358,6 +373,8 @@ def record_one_query(shape, kept):
         q, k, v = normals(f"one{shape}", dtype, (b, h, 1, d), (b, h, sk, d), (b, h, sk, d))
         out = RUN["cudnn"](q, k, v, None, 0.0, False)
         entry[dtype] = keep(f"one{shape}{dtype}", {"o": out[0], "lse": out[1]}, kept, 4096)
+        runs = [RUN["cudnn"](q, k, v, None, 0.0, False) for _ in range(20)]
+        entry[f"{dtype} distinct"] = [len({digest(raw(run[i])) for run in runs}) for i in (0, 1)]
     return entry
 
 
@@ -380,6 +397,7 @@ def main(out, first, parts):
         "dropout": [("masks", lambda: {"found": record_masks()})],
         "choice": [(seed, lambda s=seed: record_choice(s)) for seed in seeds],
         "gradients": [(case, lambda c=case: record_gradient(c, first, kept)) for case in gradient_cases()],
+        "drawn": [(draw_gradient(seed), lambda s=seed: record_gradient(draw_gradient(s), s, kept)) for seed in seeds[:60]],
         "one query": [(shape, lambda s=shape: record_one_query(s, kept)) for shape in ONE_QUERY],
         "calls": [(seed, lambda s=seed: record_call(s, kept)) for seed in seeds[:200]],
     }

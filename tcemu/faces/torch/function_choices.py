@@ -217,16 +217,22 @@ def scaled_dot_product_attention(
     Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
     """
     operands = (query, key, value)
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("scaled_dot_product_attention: got attn_mask and is_causal=True, which PyTorch refuses")
+    if (attn_mask is not None and is_causal) or len({x.dtype for x in operands}) > 1:
+        raise RuntimeError(
+            f"scaled_dot_product_attention: got {', '.join(str(x.dtype) for x in operands)}, {is_causal=}, and "
+            f"{'an' if attn_mask is not None else 'no'} attn_mask; PyTorch refuses other dtypes, and a mask beside is_causal"
+        )
     if any(x.is_nested for x in operands):
         raise NotModelled(
             "scaled_dot_product_attention: nested tensors, and variable lengths, have no rule; pad the sequences and give attn_mask "
             "(faces/torch/function_choices.py)"
         )
     needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    call = _facts_of_call(emulation, operands, attn_mask, dropout_p, is_causal, enable_gqa)
-    backend = "math" if call is None else _choose_backend(call)
+    call = facts_of_call(emulation, operands, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = "math" if call is None else choose_backend(call)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "math":
         run, given = torch.ops.aten._scaled_dot_product_attention_math, {"scale": scale, "enable_gqa": enable_gqa}
         if not dropout_p:
@@ -235,9 +241,6 @@ def scaled_dot_product_attention(
         weights = run(*wide[:2], wide[2][..., :0], attn_mask, 0.0, is_causal, None, **given)[1]  # of no values: the weights alone
         values = wide[2].repeat_interleave(query.shape[-3] // value.shape[-3], -3) if enable_gqa else wide[2]
         return (dropout(torch.dropout, weights, dropout_p, True) @ values).to(query.dtype)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
-        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "cudnn":
         run = torch.ops.aten._scaled_dot_product_cudnn_attention
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
@@ -252,7 +255,7 @@ def scaled_dot_product_attention(
     return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
 
 
-def _facts_of_call(
+def facts_of_call(
     emulation: GpuEmulation,
     operands: Sequence[torch.Tensor],
     mask: torch.Tensor | None,
@@ -284,7 +287,7 @@ def has_fixed_orders() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _choose_backend(call: AttentionCall) -> str:
+def choose_backend(call: AttentionCall) -> str:
     """Return the backend that PyTorch takes on the GPU, of those that are switched on."""
     switches = torch.backends.cuda
     enabled = {

@@ -42,6 +42,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
 from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+from tcemu.operations.products.library.numpy_sums import multiply_by_numpy
 from tcemu.operations.products.recipe_kinds import ProductOperands
 from tcemu.uses.replay.kernel_choices import NOT_TOLD, ORDERS_FILE, STAGE_TILES, ChoiceTree, nvjet_slices, proposed_orders
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
@@ -509,14 +510,14 @@ def matmul(
     return multiply_as_chosen(choice, left, right, addend)
 
 
-def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Array:
-    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which nothing is compiled by itself."""
+def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Floats:
+    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which only instructions are compiled."""
     outputs = (*a.shape[:-1], b.shape[-1])
     if choice.product.addend == "outputs" and bias is not None:
         fits = bias.ndim <= len(outputs) and all(n in (1, size) for n, size in zip(bias.shape[::-1], outputs[::-1], strict=False))
         if not fits:
             raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
-        bias = jnp.broadcast_to(bias, outputs)
+        bias = (np if isinstance(bias, np.ndarray) else jnp).broadcast_to(bias, outputs)
     if b.ndim == 2:
         a = a.reshape(-1, a.shape[-1])
         bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
@@ -526,20 +527,26 @@ def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats
         bias = None
     if choice.product.addend == "columns" and bias is not None:
         bias = bias.reshape(-1)
-    return matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype).reshape(outputs)
+    found = None
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and (bias is None or isinstance(bias, np.ndarray)):
+        found = multiply_by_numpy(recipe, a, b, bias)
+    found = matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype) if found is None else found
+    return found.reshape(outputs)
 
 
-def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Array, Array, KernelRecipe]:
+def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Floats, Floats, KernelRecipe]:
     """Return operands with a slice before the first whose sum is the bias: ones in A, the bias and zeros in B."""
     if choice.product.addend != "columns":
         raise NotModelled(f"{choice.product}: an addend [M, N] that is added before the first slice is not computed here")
     recipe, unit = choice.recipe, choice.recipe.unit
     length = unit.op.k if isinstance(unit, Steps) else 1
-    ones = jnp.zeros((*a.shape[:-1], length), a.dtype).at[..., 0].set(1)
-    rows = jnp.zeros((*b.shape[:-2], length, b.shape[-1]), b.dtype).at[..., 0, :].set(bias)
+    xp: Any = np if isinstance(a, np.ndarray) else jnp
+    first = np.arange(length) == 0
+    ones = xp.broadcast_to(xp.asarray(first, a.dtype), (*a.shape[:-1], length))
+    rows = xp.broadcast_to(xp.where(first[:, None], bias, xp.zeros((), b.dtype)), (*b.shape[:-2], length, b.shape[-1]))
     edges = (0, *(length + edge for edge in recipe.slices.edges))
     augmented = recipe.replace(slices=Slices.from_edges(edges))
-    return jnp.concatenate([ones, a], -1), jnp.concatenate([rows, b], -2), augmented
+    return xp.concatenate([ones, a], -1), xp.concatenate([rows, b], -2), augmented
 
 
 __all__ = [

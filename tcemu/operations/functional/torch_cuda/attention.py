@@ -299,8 +299,8 @@ def attention_backward(
         )
     grad_codes, out_codes, lse_codes = (array_codes(jnp.asarray(x))[1] for x in (grad, out, logsumexp))
     operands = BackwardOperands(grad_codes, call.q, call.k, call.v, out_codes, lse_codes)
-    if backend == "cudnn" and (call.bias is not None or call.v.shape[-1] != call.q.shape[-1]):
-        raise NotModelled("cudnn: known is the backward without a bias, of equal head sizes (torch_cuda/attention.py)")
+    if backend == "cudnn" and call.v.shape[-1] != call.q.shape[-1]:
+        raise NotModelled("cudnn: known is the backward of equal head sizes (torch_cuda/attention.py)")
     if backend == "math":
         found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
         return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found))
@@ -319,7 +319,7 @@ def attention_backward(
     else:
         heads = call.q.shape[0] * call.q.shape[1]
         splits = -(-GPUS[call.gpu][0] // heads) if deterministic else 0
-        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, splits=splits, dropped=dropped)
+        found = fused_backward(backend, call.fmt, operands, call.causal, call.scale, bias=call.bias, splits=splits, dropped=dropped)
     return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found[: 3 if call.bias is None else 4]))
 
 
@@ -359,6 +359,8 @@ def _bind(
     codes = [codes for _, codes in given.values()]
     shapes = [x.shape for x in codes]
     (batch, heads, queries, size), key_shape, value_shape = shapes if all(len(s) == 4 for s in shapes) else _wrong_shapes(shapes)
+    if 0 not in (key_shape[1], value_shape[1]) and key_shape[1] != value_shape[1] and heads % key_shape[1] == heads % value_shape[1] == 0:
+        raise NotModelled(f"{backend}: got {key_shape[1]} heads of keys and {value_shape[1]} of values; known are equal ones")
     groups_fit = 0 not in key_shape and key_shape[:3] == value_shape[:3] and key_shape[0] == batch and heads % key_shape[1] == 0
     if not groups_fit or key_shape[-1] != size:
         _wrong_shapes(shapes)

@@ -124,16 +124,17 @@ def _cudnn_gradients(
     seen: Array,
     logsumexp: Array,
     row_sums: Array,
+    bias: Array | None = None,
     kept: Array | None = None,
 ) -> BlockGradients:
-    """Compute P = 2^((s * scale - logsumexp) * log2 e), by an fma, and dS = P * (dO·Vᵀ - the row's sum) * scale.
+    """Compute P = 2^((s * scale + bias - logsumexp) * log2 e), by an fma, and dS = P * (dO·Vᵀ - the row's sum) * scale.
 
     A dropped weight has a product of 0, and a factor of kept ones multiplies P and dS.
     """
     visible = jnp.arange(scores.shape[-1])[None] < seen
-    scale = Value(jnp.asarray(factors.scale))
-    s = where(visible, fma(Value(scores), scale, -Value(logsumexp)), as_value(MINUS_INFINITY))
-    p = ex2(s * as_value(log2(e)))
+    scale, lse = Value(jnp.asarray(factors.scale)), Value(logsumexp)
+    s = fma(Value(scores), scale, -lse) if bias is None else fma(Value(scores), scale, Value(bias)) - lse
+    p = ex2(where(visible, s, as_value(MINUS_INFINITY)) * as_value(log2(e)))
     ds = p * (Value(products if kept is None else jnp.where(kept, products, 0)) - Value(row_sums))
     if kept is not None:
         p, ds = where(kept, p * factor, 0.0), ds * factor
@@ -191,6 +192,10 @@ def find_open_order(name: str, shape: tuple[int, ...], keys: int, *, determinist
     return how if blocks > 2 and not deterministic else ""
 
 
+def _pad_weights(x: Array | np.ndarray, rows: int, columns: int) -> Array:
+    return jnp.pad(x, [(0, 0), (0, 0), (0, rows - x.shape[2]), (0, columns - x.shape[3])])
+
+
 def _of_size(table: dict[int, BackwardTiles], size: int) -> BackwardTiles:
     return next((tiles for most, tiles in table.items() if size <= most), BackwardTiles(1, 1))
 
@@ -202,6 +207,7 @@ def fused_backward(
     causal: bool,
     scale: float,
     *,
+    bias: Array | None = None,
     splits: int = 0,
     dropped: BackwardDropout | None = None,
 ) -> tuple[Array, Array, Array]:
@@ -213,6 +219,7 @@ def fused_backward(
         operands: Their codes.
         causal: A query sees the keys up to its own number.
         scale: Factor of the scores.
+        bias: f32 codes [batch, heads, queries, keys], of cuDNN.
         splits: Sums in memory to which the blocks of keys are added in turn, and which are added in turn. 0: one for all blocks, which are
             added in ascending order: one of the results of atomics.
         dropped: Dropout of the forward's weights.
@@ -245,10 +252,9 @@ def fused_backward(
     of_rows = _row_products_in_pairs if is_cudnn else partial(_row_products, threads, True)
     row_sums = by_rows(of_rows, *wide)
     of_scores: np.ndarray | None = None if is_cudnn else factors.scale
-    of_values, kept = None, None
+    of_values = None
+    of_weights = [None if x is None else flat(_pad_weights(x, rows, blocks * tiles.keys)) for x in (bias, dropped and dropped.kept)]
     if dropped is not None:
-        kept = np.pad(dropped.kept, [(0, 0), (0, 0), (0, rows - queries), (0, blocks * tiles.keys - keys)])
-        kept = kept.reshape(batch * heads * rows, -1)
         row_sums = by_rows(lambda y: (Value(y) * dropped.share).codes, row_sums)
         if not is_cudnn:
             of_scores, of_values = (np.array(np.float32(x) * np.float32(dropped.factor)).view(np.uint32) for x in (scale, 1.0))
@@ -271,7 +277,7 @@ def fused_backward(
         p, ds = by_rows(
             lambda *x: gradients(factors, *x),
             flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
-            *(() if kept is None else (kept[:, start : start + tiles.keys],)),
+            *(x if x is None else x[:, start : start + tiles.keys] for x in (of_weights if is_cudnn else of_weights[1:])),
         )  # fmt: skip
         p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
         of_v.append(product(by_query(p), turned_grad))
@@ -391,7 +397,7 @@ def cutlass_backward(
     k, v = padded(k, columns), padded(v, columns)
     limits = np.minimum(np.arange(rows) + 1, keys) if causal else np.full(rows, keys)
     limits = np.tile(limits, batch * heads).astype(np.int32)[:, None]
-    of_tile = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, rows - queries), (0, columns - keys)])
+    of_tile = lambda x: _pad_weights(x, rows, columns)
     added = of_tile(jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias)
 
     def product(a: Array, b: Array, tile: int, *, in_memory: bool = False) -> Array:

@@ -94,7 +94,7 @@ FLASH_KEYS = {32: 128, 64: 128, 96: 64, 128: 64, 192: 64, 256: 64}  # head size 
 DROPOUT_KEYS = {32: 128, 64: 64, 96: 64, 128: 32, 192: 64, 256: 64}  # the same with dropout, which has no splits
 SPLIT_KEYS = {64: 256, 128: 128, 256: 64}  # the same with splits
 LARGEST_HEAD = 256
-ONE_QUERY_KEYS = 200  # keys up to which cuDNN was seen to take one query by sdpa_sm80_flash_fprop_wmma, 64 x 64
+ONE_QUERY_KEYS = 256  # keys up to which cuDNN takes one query by sdpa_sm80_flash_fprop_wmma, 64 x 64, as far as its kernels were listed
 
 
 def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False, fmt: Format = BF16) -> FusedKernel:

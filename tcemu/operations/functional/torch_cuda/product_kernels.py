@@ -17,7 +17,7 @@ import numpy as np
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.lookup import resolve_arithmetic
-from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.engine.formats.number_formats import BF16, F16, F32, TF32, Format
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 
 TARGET = "sm_90a"
@@ -93,8 +93,8 @@ class KernelRow(NamedTuple):
 
 
 def tensor_core(call: TorchProduct, *, short: bool = False, residue: int | None = None) -> Steps:
-    """Return the unit of a kernel of tensor cores: instructions of 16 products, or of 8."""
-    fmt, depth = call.format, 8 if short else 16
+    """Return the unit of a kernel of tensor cores: instructions of 16 products, or of 8, as all of tf32."""
+    fmt, depth = (TF32, 8) if call.format == F32 else (call.format, 8 if short else 16)
     spelling = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{fmt}.{fmt}.f32"
     return Steps(resolve_arithmetic(spelling, TARGET).op, TARGET, residue=residue)
 
@@ -248,6 +248,8 @@ def seen(found: int, tried: int, mended: str = "") -> str:
     return said + (f"; {mended} was mended on that run" if mended else "")
 
 
+SEEN_TF32 = "up to 8,192 words of each of 18 products of JAX 0.11.2 on an H200 (tests/gpu_runs/xla_programs.py), 0 different"
+
 KERNELS = (
     _row(
         "nvjet",
@@ -260,6 +262,7 @@ KERNELS = (
         r"cutlass_\d+_(wmma_)?tensorop_((?P<output>bf16|f16)_)?s(?P<shape>1688|16816|161616)gemm_(bf16|f16)_\d+x\d+(_(?P<tile>\d+)x\d+)?_",
         cutlass, seen(531, 818, "the rounding before a bias"),
     ),
+    _row("CUTLASS tf32", r"cutlass_\d+_tensorop_((?P<output>f32)_)?s(?P<shape>1688)gemm_\d+x\d+_(?P<tile>\d+)x\d+_", cutlass, SEEN_TF32),
     _row("CUTLASS f32", r"cutlass_80_simt_sgemm_", simt, seen(283, 520)),
     _row(
         "XMMA f32", r"sm80_xmma_gemm_f32f32_f32f32_f32_.*tilesize\d+x\d+x(?P<tile>\d+)_.*_ffma_.*_execute_kernel",
@@ -267,6 +270,8 @@ KERNELS = (
     ),
     _row("XMMA", r"sm90_xmma_gemm_(bf16bf16_bf16|f16f16_f16)f32_f32_.*_execute_segment_k_off_kernel",
          lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), seen(6, 6)),
+    _row("XMMA tf32", r"sm90_xmma_gemm_f32f32_tf32f32_f32_.*_execute_segment_k_off_kernel",
+         lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), SEEN_TF32),
     _row("gemmSN_NN", r"gemmSN_NN_kernel<float, \d+, (?P<slices>\d+), ", small_rows, seen(103, 203)),
     _row("gemmSN_TN", r"gemmSN_TN_kernel<float, 128, (?P<lanes>16), ", small_columns, seen(56, 152)),
     _row("gemv2T", r"gemv2T_kernel_val<.*?, 128, 16, (?P<unrolled>\d+), (?P=unrolled), ", vector_by_columns, seen(7, 13)),
@@ -342,7 +347,7 @@ def order_of_kernels(launches: Sequence[Launch], call: TorchProduct) -> ProductO
     epilogue = Epilogue(between=call.format if rounded_before and call.addend is not None else None)
     bias = None if call.addend is None or addend_first else f"{call.format} {call.addend}"
     conditions = Conditions(call.m, call.n, library="torch", layout=call.layout, bias=bias, evidence=row.evidence)
-    factors = F32 if isinstance(order.unit, Lanes) else call.format
+    factors = F32 if isinstance(order.unit, Lanes) else order.unit.op.a
     recipe = KernelRecipe(factors, factors, call.format, order.unit, order.slices, merge, epilogue, conditions)
     return ProductOrder(recipe, addend_first, row.name, row.evidence)
 
