@@ -1,4 +1,4 @@
-"""The package's tables of float32 products of PyTorch: `python benchmarks/float32_products.py FOLDER ...`.
+"""The package's tables of float32 products of PyTorch: `python benchmarks/float32_product_tables.py FOLDER ...`.
 
 The folders have what `tests/gpu_runs/float32_products.py` wrote on a GPU: cuBLASLt's proposals for layers over the number of tokens, and
 kernels of products with one row. The first are held to the numbers of tokens that were asked about apart and to the launches that the
