@@ -1,4 +1,5 @@
-"""Which kernels PyTorch's products in float32 get on a GPU: cuBLASLt's proposals for layers of usual models, and kernels of products with a vector.
+# ruff: noqa: E501
+"""Products in float32 by PyTorch on a GPU: what cuBLASLt proposes for layers of small models, and kernels and words of products with a vector.
 
     python tests/gpu_runs/float32_products.py proposals OUT SECONDS,SECONDS,... PROCESSES layers,far,further,attention
     python tests/gpu_runs/float32_products.py vectors|labels OUT SECONDS
@@ -18,6 +19,7 @@ words: OUT/words.npz. Kernels, probes and words of some of these; words of atten
 import collections
 import functools
 import hashlib
+import itertools
 import json
 import lzma
 import multiprocessing as mp
@@ -136,7 +138,7 @@ def ask_layer(asker, survey, number):
             known[tokens] = asker.ask(form, *operands(form, k, n, tokens))
         return known[tokens]
 
-    pairs = list(zip(grid, grid[1:], strict=False))
+    pairs = list(itertools.pairwise(grid))
     while pairs:
         low, high = pairs.pop()
         if ask(low) != ask(high) and high - low > 1:
@@ -260,8 +262,8 @@ def other_vectors():
 
 
 def record_vectors(out, seconds, todo, name="vectors"):
-    import torch
     import record_operators
+    import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
     started, names, found = time.time(), {}, []
@@ -330,8 +332,8 @@ def drawn_vectors():
 
 
 def record_words(out, seconds):
-    import torch
     import record_operators as operators
+    import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
     started, kept, A = time.time(), {}, torch.ops.aten

@@ -303,7 +303,7 @@ KERNELS = (
     ),
     _row(
         "dot_kernel", r"dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>", dot_blocks,
-        "found by probes of 7 products on an H200, and 0 of 108 words of 5 of them different there, after products that were fused had been",
+        "found by probes of 7 products on an H200, that products are rounded by words; 0 of 108 words of 5 of them different there",
     ),
     _row(
         "sgemm_largek", r"sgemm_largek_lds64<", large_k,
@@ -312,7 +312,8 @@ KERNELS = (
 )  # fmt: skip
 REDUCTION = r"splitKreduce_kernel<([^,]*, ){8}(?P<total>[^,]*), "  # `total`: the type to which the total is rounded before a bias
 IN_KERNEL, CLEARED = r"_execute_split_k_kernel", r"memset|Memset"
-BESIDE = r"memcpy|Memcpy|reduce_1Block_kernel<float, 128, |at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"  # copies, additions and clearing by other kernels
+# copies, additions and clearing by other kernels, and the second kernel of dot_kernel
+BESIDE = r"memcpy|Memcpy|reduce_1Block_kernel<float, 128, |at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"
 
 
 # ---- from launches to the order
