@@ -102,6 +102,17 @@ def test_enough_heads_leave_a_head_to_one_thread_block():
     assert cutlass_splits(4, 500, 160, deterministic=False) == 8 and cutlass_splits(150, 500, 160, deterministic=False) == 1
 
 
+@pytest.mark.parametrize("name", GOLDEN["one query"])
+def test_one_query_of_cudnn_over_up_to_256_keys_has_the_words_of_an_h200(name):
+    dtype, text, _ = name.split("|")
+    b, h, keys, d = literal_eval(text)
+    rng = np.random.Generator(np.random.PCG64(zlib.crc32(f"one{text}".encode())))
+    q, k, v = (rng.standard_normal((b, h, n, d), np.float32).astype(DTYPES[dtype]) for n in (1, keys, keys))
+    out, logarithms = attention(q, k, v, backend="cudnn")
+    words = {"o": np.asarray(out).view(np.int16), "lse": np.asarray(logarithms).view(np.int32)}
+    assert {part: digest(y) for part, y in words.items()} == GOLDEN["one query"][name]
+
+
 @pytest.mark.parametrize("entry", [x for x in GOLDEN["masks"] if "mask" in x], ids=lambda entry: str(entry["shape"]))
 def test_cudnn_drops_the_weights_that_an_h200_drops(entry):
     kept = attention_mask("cudnn", AttentionDropout(entry["p"], entry["seed"], entry["begin"]), tuple(entry["shape"][:4]))
@@ -179,7 +190,7 @@ def test_the_number_of_splits():
         (lambda q, k, v: attention(*(x.astype(np.float32) for x in (q, k, v)), backend="cudnn"), NotModelled, "known are bf16 and f16"),
         (lambda q, k, v: attention(q, k, v, backend="flash", gpu="B200"), NotModelled, "B200"),
         (lambda q, k, v: attention(q, k, v, backend="flash", scale=-1.0), NotModelled, "positive scales"),
-        (lambda q, k, v: attention(q[:, :, :1], *(np.tile(x, (1, 1, 10, 1)) for x in (k, v)), backend="cudnn"), NotModelled, "four warps"),
+        (lambda q, k, v: attention(q[:, :, :1], *(np.tile(x, (1, 1, 11, 1)) for x in (k, v)), backend="cudnn"), NotModelled, "four warps"),
         (lambda q, k, v: attention(*(x[:, :1] for x in (q, k, v)), backend="math"), NotModelled, "one head in all"),
     ],
 )
