@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -126,9 +127,12 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 @lru_cache(maxsize=4096)
 def _base_name(func: Any) -> str:
-    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand."""
+    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand.
+
+    `normal_` keeps it: `normal` is another operator.
+    """
     name = func._schema.name.removeprefix("aten::")
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return name[:-1] if name.endswith("_") and not name.endswith("__") and name != "normal_" else name
 
 
 def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
@@ -162,11 +166,15 @@ def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
             raise NotModelled(f"products with {switch}={getattr(switches, switch)} have no rule; True is the default")
 
 
-def _write_result(out: torch.Tensor, found: torch.Tensor, is_operand: bool) -> torch.Tensor:
+def _write_result(out: torch.Tensor, found: np.ndarray, is_operand: bool) -> torch.Tensor:
     """Write a result to its place. Where no operand is the place, dtype and shape may be others than a CPU's, as of a norm's moments."""
-    if is_operand or (out.dtype == found.dtype and out.shape == found.shape):
-        return out.copy_(found.reshape(out.shape))
-    return found.reshape(out.shape) if out.numel() == found.numel() else found
+    if is_operand:
+        return out.copy_(to_tensor(found).reshape(out.shape))
+    if NUMPY_DTYPES.get(out.dtype) == found.dtype and tuple(out.shape) == found.shape:
+        to_array(out)[...] = found  # NumPy wakes no threads, for which `copy_` waits on a machine that is busy
+        return out
+    tensor = to_tensor(found)
+    return tensor.reshape(out.shape) if out.numel() == tensor.numel() else tensor
 
 
 class GpuEmulation:
@@ -345,7 +353,7 @@ class GpuEmulation:
                 if isinstance(out, torch.Tensor):
                     out.copy_(to_tensor(answer.states[i]).reshape(out.shape)) if i in answer.states else out.zero_()
             elif (found := answer.results[i]) is not None:
-                empty[i] = _write_result(out, to_tensor(found), bool(outs))
+                empty[i] = _write_result(out, found, bool(outs))
             elif not outs:
                 empty[i] = None
         if not func._schema.returns:

@@ -201,7 +201,7 @@ def attention(
     """Compute `scaled_dot_product_attention` as one of PyTorch's backends does.
 
     Args:
-        q: bfloat16 or float16 [batch, heads, queries, size].
+        q: bfloat16 or float16 [batch, heads, queries, size]; float32 by "efficient".
         k: [batch, key heads, keys, size]; heads is a multiple of key heads.
         v: [batch, key heads, keys, size of a value].
         backend: "cudnn", "flash", "efficient" or "math"; `choose_backend` says which PyTorch takes.
@@ -305,7 +305,7 @@ def attention_backward(
         found = _math_backward(call, _product(call, multiply), grad_codes, to_float(F32, lse_codes))
         return AttentionGradients(*(to_float(call.fmt, x, given_dtype(call.fmt)) for x in found))
     size, keys = max(call.q.shape[-1], call.v.shape[-1]), call.k.shape[2]
-    reason = find_open_order(backend, (*call.q.shape[:3], size), keys, deterministic=deterministic)
+    reason = find_open_order(backend, (*call.q.shape[:3], size), keys, deterministic=deterministic, wide=call.fmt == F32)
     if reason and open_order == "raise":
         raise NotModelled(
             f"{backend}: the order of the sums in the gradient of the queries is open: {reason}; those of keys and values have one order: "
@@ -353,8 +353,9 @@ def _bind(
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
     given = {name: array_codes(x if isinstance(x, jax.Array) else np.asarray(x)) for name, x in (("q", q), ("k", k), ("v", v))}
     formats = {fmt for fmt, _ in given.values()}
-    if len(formats) != 1 or not formats <= {BF16, F16}:
-        raise NotModelled(f"attention: got {', '.join(f'{n} {f}' for n, (f, _) in given.items())}; known are bf16 and f16, one for all")
+    if len(formats) != 1 or not formats <= ({BF16, F16, F32} if backend == "efficient" else {BF16, F16}):
+        said = ", ".join(f"{n} {f}" for n, (f, _) in given.items())
+        raise NotModelled(f"attention: got {said}; known are bf16 and f16, and f32 of the efficient backend's forward, one for all")
     codes = [codes for _, codes in given.values()]
     shapes = [x.shape for x in codes]
     (batch, heads, queries, size), key_shape, value_shape = shapes if all(len(s) == 4 for s in shapes) else _wrong_shapes(shapes)
@@ -419,7 +420,7 @@ def _fused(call: _Call, dropout: AttentionDropout | None = None) -> tuple[Array,
     if dropout is not None:
         kept, factor = _kept_weights(call, dropout)
         dropped = DroppedWeights(kept.reshape(batch * heads * queries, -1), np.array(np.float32(factor).view(np.uint32)))
-    kernel = fused_kernel(call.backend, seen, call.k.shape[2], call.gpu, drops=dropped is not None)
+    kernel = fused_kernel(call.backend, seen, call.k.shape[2], call.gpu, drops=dropped is not None, fmt=call.fmt)
     operands = FusedOperands(
         call.q.reshape(batch, key_heads, rows, size), call.k, call.v,
         None if call.bias is None else call.bias.reshape(batch, key_heads, rows, -1),

@@ -44,6 +44,7 @@ from tcemu.operations.functional.torch_cuda.fused_attention import (
     Factors,
     by_rows,
     multiply_codes_by_rows,
+    multiply_split_by_rows,
     rescale,
     softmax_factors,
 )
@@ -169,7 +170,7 @@ def _block_gradients(
     return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
 
 
-def find_open_order(name: str, shape: tuple[int, ...], keys: int, *, deterministic: bool = False) -> str:
+def find_open_order(name: str, shape: tuple[int, ...], keys: int, *, deterministic: bool = False, wide: bool = False) -> str:
     """Return why the order of the sums in the gradient of the queries is open; "" if it is fixed.
 
     Args:
@@ -177,11 +178,12 @@ def find_open_order(name: str, shape: tuple[int, ...], keys: int, *, determinist
         shape: Batch, heads, queries, and the larger one of the head sizes.
         keys: Number of keys.
         deterministic: `torch.use_deterministic_algorithms(True)`.
+        wide: The operands are float32.
     """
     batch, heads, _, size = shape
     if name == "efficient":
-        tiles = _of_size(CUTLASS_TILES, size)
-        parts = cutlass_splits(batch * heads, keys, size, deterministic=deterministic)
+        tiles = _of_size(FLOAT32_TILES if wide else CUTLASS_TILES, size)
+        parts = cutlass_splits(batch * heads, -(-keys // tiles.keys), size, deterministic=deterministic)
         how = f"a lock decides which of {parts} thread blocks, which share the keys of a head, adds first"
         return how if parts > 1 and keys > tiles.keys else ""
     tiles = CUDNN_TILES if name == "cudnn" else _of_size(TILES, size)
@@ -302,16 +304,16 @@ def fused_backward(
 
 CUTLASS_TILES = {64: BackwardTiles(64, 64), 128: BackwardTiles(128, 128), LARGEST_HEAD: BackwardTiles(128, 64)}  # head size up to which
 CUTLASS_DEPTH = 8  # K of the mma instruction
+FLOAT32_TILES = {64: BackwardTiles(64, 64), 128: BackwardTiles(128, 64)}  # the same in float32
 MOST_SPLITS = 200  # thread blocks whose sums of keys and values lie in memory, as of head sizes above 128
 ENOUGH_HEADS = 256  # from which a thread block takes two blocks of keys
 
 
-def cutlass_splits(heads: int, keys: int, size: int, *, deterministic: bool) -> int:
-    """Return the number of thread blocks that share the keys of a head. heads: of all batches.
+def cutlass_splits(heads: int, blocks: int, size: int, *, deterministic: bool) -> int:
+    """Return the number of thread blocks that share the blocks of keys of a head. heads: of all batches.
 
     Source: PyTorch 2.11.0, attention_backward.cu, _efficient_attention_backward.
     """
-    blocks = -(-keys // _of_size(CUTLASS_TILES, size).keys)
     if deterministic or (heads >= ENOUGH_HEADS and blocks <= 2):
         return 1
     return blocks if size <= 128 else max(min(blocks, MOST_SPLITS // heads), 1)
@@ -372,11 +374,12 @@ def cutlass_backward(
     grad, q, k, v, out, logsumexp = operands
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
-    if size > max(CUTLASS_TILES) or v.shape[-1] != size:
-        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]}; known are equal ones up to {max(CUTLASS_TILES)}")
-    most, tiles = next((most, tiles) for most, tiles in CUTLASS_TILES.items() if size <= most)
+    table = FLOAT32_TILES if fmt == F32 else CUTLASS_TILES
+    if size > max(table) or v.shape[-1] != size:
+        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]} in {fmt}; known are equal ones up to {max(table)}")
+    most, tiles = next((most, tiles) for most, tiles in table.items() if size <= most)
     blocks, turns = -(-keys // tiles.keys), -(-queries // tiles.queries)
-    splits = cutlass_splits(batch * heads, keys, size, deterministic=deterministic)
+    splits = cutlass_splits(batch * heads, blocks, size, deterministic=deterministic)
     rows, columns = turns * tiles.queries, blocks * tiles.keys
     flat = lambda x: x.reshape(-1, x.shape[-1])
 
@@ -384,8 +387,11 @@ def cutlass_backward(
         return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
 
     threads = tiles.keys // WARP  # that share a row of grad * out
-    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, most - size)]))) for x in (out, grad)]
-    row_sums = by_rows(partial(_row_products, threads, False), *wide)
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, 0 if fmt == F32 else most - size)]))) for x in (out, grad)]
+    if fmt == F32:  # PyTorch's own product and sum
+        row_sums = array_codes(reduce("sum", to_float(F32, by_rows(rescale, *wide)).reshape(out.shape), 3))[1]
+    else:
+        row_sums = by_rows(partial(_row_products, threads, False), *wide)
     row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
     q, grad, lse = padded(q, rows), padded(grad, rows), padded(logsumexp[..., None], rows, INFINITY)
     k, v = padded(k, columns), padded(v, columns)
@@ -393,27 +399,36 @@ def cutlass_backward(
     limits = np.tile(limits, batch * heads).astype(np.int32)[:, None]
     of_tile = lambda x: _pad_weights(x, rows, columns)
     added = of_tile(jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias)
-    product = lambda a, b: multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
-    factor = np.array(np.float32(scale).view(np.uint32))
+
+    def product(a: Array, b: Array, tile: int, *, in_memory: bool = False) -> Array:
+        """Return A·Bᵀ, in float32 by tiles of K: each continues the sum, or is added to it in memory."""
+        zeros = total = jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32)
+        if fmt != F32:
+            return multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, total)
+        for start in range(0, a.shape[-1], tile):
+            found = multiply_split_by_rows(a[..., start : start + tile], b[..., start : start + tile], zeros if in_memory else total)
+            total = add_f32(total, found) if in_memory and start else found
+        return total
+
+    factor, turned = np.array(np.float32(scale).view(np.uint32)), lambda x: jnp.swapaxes(x, -1, -2)
     (p, ds), of_bias = by_rows(
         lambda *x: _cutlass_gradients(fmt, 1.0 if dropped is None else dropped.factor, factor, *x),
-        flat(product(q, k)), flat(product(grad, v)), limits, flat(added), flat(lse), flat(row_sums),
+        flat(turned(product(k, q, size))), flat(product(grad, v, size)), limits, flat(added), flat(lse), flat(row_sums),
         *(() if dropped is None else (flat(of_tile(dropped.kept)),)),
     )  # fmt: skip
     p, ds, of_bias = (jnp.asarray(x).reshape(batch, heads, rows, columns) for x in (p, ds, of_bias))
-    turned = lambda x: jnp.swapaxes(x, -1, -2)
     visits = [_visits(block, splits, tiles, turns, causal) for block in range(blocks)]
     of_q, of_k, of_v = [], [], []
     for block, visited in enumerate(visits):
         own, taken = slice(block * tiles.keys, (block + 1) * tiles.keys), _elements(visited, tiles.queries)
-        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken])))
-        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken])))
+        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken]), tiles.queries, in_memory=True))
+        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken]), tiles.queries, in_memory=True))
     begins = [sum(len(visits[b]) for b in range(block % splits, block, splits)) for block in range(blocks)]
     for turn in range(turns):  # blocks of keys add in the order in which they come to these queries
         when = {block: begins[block] + visited.index(turn) for block, visited in enumerate(visits) if turn in visited}
         taken = _elements(sorted(when, key=lambda block: when[block]), tiles.keys)
         own = slice(turn * tiles.queries, (turn + 1) * tiles.queries)
-        of_q.append(product(ds[:, :, own, taken], turned(k[:, :, taken])))
+        of_q.append(product(ds[:, :, own, taken], turned(k[:, :, taken]), tiles.keys))
     found = ((of_q, queries), (of_k, keys), (of_v, keys))
     joined = [jnp.concatenate(parts, axis=2)[:, :, :length] for parts, length in found]
     dq, dk, dv = (jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), flat(x))).reshape(x.shape) for x in joined)

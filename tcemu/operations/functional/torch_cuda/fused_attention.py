@@ -28,7 +28,7 @@ from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.special_functions import lg2
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.coding import convert
-from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.engine.formats.number_formats import BF16, F32, TF32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, logf, rcp, where
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 from tcemu.operations.functional.torch_cuda.reduce_plans import GPUS
@@ -96,7 +96,7 @@ LARGEST_HEAD = 256
 ONE_QUERY_KEYS = 256  # keys up to which cuDNN takes one query by sdpa_sm80_flash_fprop_wmma, 64 x 64, as far as its kernels were listed
 
 
-def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False) -> FusedKernel:
+def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False, fmt: Format = BF16) -> FusedKernel:
     """Return the kernel that a backend launches.
 
     Args:
@@ -105,6 +105,7 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
         keys: Number of keys.
         gpu: A key of `reduce_plans.GPUS`.
         drops: The call has dropout.
+        fmt: The operands' format.
 
     Raises:
         NotModelled: The GPU or the head size is another one.
@@ -119,6 +120,11 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
     if name == "flash":
         splits = split_count(batch * heads * -(-queries // 64), 2 * GPUS[gpu][0], -(-keys // _block_keys(SPLIT_KEYS, size)))
         return FusedKernel(name, _block_keys(SPLIT_KEYS if splits > 1 else FLASH_KEYS, size), 16, splits)
+    if fmt == F32 and (drops or size % SPLIT_TILE):
+        raise NotModelled(
+            f"{name}: got float32, head size {size}{' and dropout' if drops else ''}; known are multiples of {SPLIT_TILE} without dropout "
+            "(torch_cuda/fused_attention.py)"
+        )
     if name == "efficient":
         if size % 8 or (size > 128 and size % 32):
             raise NotModelled(
@@ -176,6 +182,42 @@ def multiply_codes_by_rows(fmt: Format, depth: int, a: Array, b: Array, c: Array
     recipe = _recipe(fmt, depth)
     a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % depth)]) for x in (a, b))
     return multiply_matrices(recipe.arithmetic, product_spec(recipe.op), a, jnp.swapaxes(b, -1, -2), c, by_columns=True)
+
+
+SPLIT_TILE, TF32_STEP = 32, 8  # K of a tile in shared memory, and of the instruction
+
+
+@partial(jax.jit, static_argnums=0)
+def _multiply_steps(steps: int, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
+    """Return A·Bᵀ of split operands, high and low, by a chain of three instructions for each 8 products: the high parts' comes last."""
+    by_steps = lambda x: x.reshape(*x.shape[:-1], steps, 1, TF32_STEP)
+    left, right = (jnp.concatenate([by_steps(x) for x in parts], -2) for parts in ((a[1], a[0], a[0]), (b[0], b[1], b[0])))
+    left, right = (x.reshape(*x.shape[:-3], -1) for x in (left, right))
+    return multiply_codes_by_rows(TF32, TF32_STEP, left, right, jnp.zeros((*a[0].shape[:-1], b[0].shape[-2]), jnp.uint32))
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """Return the high part of f32 codes, truncated to tf32, and the rest rounded to tf32 with ties away from zero."""
+    high = x & jnp.uint32(0xFFFFE000)
+    return high, (Value(x) - Value(high)).codes + jnp.uint32(0x1000)
+
+
+@jax.jit
+def multiply_split_by_rows(a: Array, b: Array, c: Array) -> Array:
+    """Return A·Bᵀ + C of f32 codes as CUTLASS's OpMultiplyAddFastF32 does: three products in tf32 of split operands.
+
+    The sums of the first 8 products, and then of every 32, are added to the accumulator.
+
+    Source: CUTLASS, gemm/warp/mma_tensor_op_fast_f32.h; PyTorch, mem_eff_attention/gemm/custom_mma_multistage.h and mma_from_smem.h.
+    """
+    pad = -a.shape[-1] % SPLIT_TILE
+    a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)]) for x in (a, b))
+    (left, right), total = (_split(x) for x in (a, b)), Value(c)
+    edges = [0, *range(TF32_STEP, a.shape[-1], SPLIT_TILE), a.shape[-1]]
+    for start, end in zip(edges, edges[1:], strict=False):
+        parts = [tuple(x[..., start:end] for x in operand) for operand in (left, right)]
+        total = total + Value(_multiply_steps((end - start) // TF32_STEP, *parts))
+    return total.codes
 
 
 # ---- one block's softmax, row by row
@@ -471,7 +513,8 @@ def _forward_blocks(
     kind, (q, k, v, bias) = KERNELS[kernel.name], operands
     lead, rows, width = q.shape[:-1], limits.size, v.shape[-1]
     xp: Any = np if isinstance(q, np.ndarray) else jnp  # what NumPy moves needs no program
-    product = lambda a, b, c: xp.asarray(multiply_codes_by_rows(fmt, kernel.depth, a, b, c))
+    multiply = multiply_split_by_rows if fmt == F32 else partial(multiply_codes_by_rows, fmt, kernel.depth)
+    product = lambda a, b, c: xp.asarray(multiply(a, b, c))
     factors = softmax_factors(kernel.name, scale, bias is not None)
     state = RowState(xp.full((rows, 1), MINUS_INFINITY), xp.zeros((rows, 1 if kind.sums == "warps" else LANES), np.uint32))
     sums: Array = xp.zeros((rows, width), np.uint32)

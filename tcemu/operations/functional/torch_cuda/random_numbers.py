@@ -11,6 +11,7 @@ CUDA 13.0, curand_philox4x32_x.h and curand_uniform.h. Held to words of PyTorch 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,9 +89,12 @@ def count_threads(elements: int, gpu: str) -> int:
     return THREADS * min(processors * (threads // THREADS), -(-elements // THREADS))
 
 
-def launch_step(elements: int, gpu: str) -> int:
-    """Return by how much a launch over some elements moves the generator's offset. Nothing is launched for no elements."""
-    return -(-elements // max(count_threads(elements, gpu) * WORDS, 1)) * WORDS
+def launch_step(elements: int, gpu: str, each: int = WORDS) -> int:
+    """Return by how much a launch over some elements moves the generator's offset; each: elements that four words make.
+
+    Nothing is launched for no elements.
+    """
+    return -(-elements // max(count_threads(elements, gpu) * each, 1)) * WORDS
 
 
 def philox_words(seed: int, offset: int, threads: int) -> np.ndarray:
@@ -103,6 +107,25 @@ def to_uniform(words: np.ndarray) -> np.ndarray:
     return words.astype(F32) * F32(2.0**-32) + F32(2.0**-33)
 
 
+def draw_elements(
+    seed: int, offset: int, elements: int, transform: Callable[[np.ndarray], np.ndarray], *, each: int = WORDS, gpu: str = "H200"
+) -> np.ndarray:
+    """Return the number of each element by a launch whose threads take single elements, a launch's width apart.
+
+    Args:
+        seed: The generator's seed.
+        offset: Its offset.
+        elements: Number of elements, in the order in which the kernel counts them.
+        transform: Makes numbers [threads, each] of words uint32 [threads, 4].
+        each: Numbers that four words make: 4, or 2 of 64 bits.
+        gpu: "H100" or "H200".
+    """
+    threads = count_threads(elements, gpu)
+    calls = -(-elements // max(threads * each, 1))
+    found = [transform(philox_words(seed, offset + WORDS * i, threads)).T.reshape(-1) for i in range(calls)]
+    return np.concatenate(found or [transform(np.zeros((0, WORDS), np.uint32)).reshape(-1)])[:elements]
+
+
 def uniform_numbers(seed: int, offset: int, elements: int, *, vector: int = 1, gpu: str = "H200") -> np.ndarray:
     """Return the number of each element, f32.
 
@@ -113,14 +136,10 @@ def uniform_numbers(seed: int, offset: int, elements: int, *, vector: int = 1, g
         vector: Neighbours that a thread takes at a time; 1: single elements, the four of a call a launch's width apart.
         gpu: "H100" or "H200".
     """
-    threads, found = count_threads(elements, gpu), []
-    each = max(threads * (WORDS if vector == 1 else vector), 1)  # elements of one iteration
-    for _ in range(0, elements, each):
-        if vector == 1:
-            found.append(to_uniform(philox_words(seed, offset, threads)).T.reshape(-1))
-            offset += WORDS
-            continue
-        calls = -(-vector // WORDS)
+    if vector == 1:
+        return draw_elements(seed, offset, elements, to_uniform, gpu=gpu)
+    threads, calls, found = count_threads(elements, gpu), -(-vector // WORDS), []
+    for _ in range(0, elements, max(threads * vector, 1)):
         parts = [to_uniform(philox_words(seed, offset + WORDS * i, threads)) for i in range(calls)]
         found.append(np.concatenate(parts, axis=-1)[:, :vector].reshape(-1))
         offset += WORDS * calls
