@@ -1,5 +1,6 @@
 """PyTorch's attention on a GPU: words of an H200 (`torch_census.py`, tests/gpu_runs/attention_calls.py), and what is refused."""
 
+import hashlib
 import json
 import lzma
 import sys
@@ -20,7 +21,6 @@ from tcemu.operations.functional.torch_cuda.fused_attention import split_count
 from tcemu.operations.functional.torch_cuda.random_numbers import AttentionDropout, attention_mask
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_torch_random import DTYPES, digest
 from torch_census import is_equal, recorded
 
 # one a kernel: several blocks of keys, splits that are combined, grouped queries, a head that is padded; a gradient needs its forward
@@ -51,6 +51,13 @@ USUAL_GRADIENTS = (
     "efficient|(1, 2, 2, 128, 304, 64)|bfloat16|False|own|0.1|True|0",
     "cudnn|(1, 2, 2, 100, 300, 32)|bfloat16|False|None|0.5|False|0",
 )
+
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def digest(words):
+    return hashlib.sha256(np.ascontiguousarray(words).tobytes()).hexdigest()[:16]
 
 
 def normals(key, dtype, shape):
