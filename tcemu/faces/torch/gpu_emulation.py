@@ -287,7 +287,7 @@ class GpuEmulation:
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
         draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
-        opened: tuple[Answer, Any, str] | None = None  # an answer whose order is open, and why
+        opened: tuple[str, str, Any] | None = None  # why a sum's order is open, the kernel, and the result in one order
         try:
             if draws and backward:
                 raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
@@ -304,13 +304,13 @@ class GpuEmulation:
                 if not why:
                     self._add(place, operands, answer.kernel, answer.evidence)
                     return result
-                opened = answer, result, why
+                opened = why, answer.kernel, result
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
         if opened is not None:
-            answer, result, why = opened
-            self._note_unknown(place, operands, f"the order of a sum is open: {why}", IN_ONE_ORDER, answer.kernel)
+            why, kernel, result = opened
+            self._note_unknown(place, operands, f"the order of a sum is open: {why}", IN_ONE_ORDER, kernel)
             return result
         if (draws or arguments_by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
             self.generator.lost = self.generator.lost or place[0]

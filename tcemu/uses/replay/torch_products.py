@@ -501,7 +501,7 @@ def matmul(
     shape = None if addend is None else addend.shape
     call = torch_product(left.shape, right.shape, *dtypes, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
-    return multiply_as_chosen(choice, left, right, addend)
+    return jnp.asarray(multiply_as_chosen(choice, left, right, addend))
 
 
 def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Floats:
