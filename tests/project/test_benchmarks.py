@@ -36,6 +36,7 @@ SMALLEST = {
 # scripts that need a GPU or a survey of one, or that tests of replay, special functions and several processes call
 ONLY_HELP = {
     "drift_gpu",
+    "float32_product_tables",
     "replay_distil",
     "replay_gpu",
     "replay_proposals",

@@ -324,7 +324,7 @@ def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
 
 
 def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> ProductChoice | None:
-    """Return the choice of a float32 product with one row, by its kernels or those of the recorded sizes around it; None where these differ.
+    """Return the choice of a float32 product with one row, by the kernels of its size or of the recorded sizes around it, if these agree.
 
     by_layer: The kernels of layers of sizes between the steps count.
     """
@@ -339,8 +339,8 @@ def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> Pro
     found, exact = orders[0], layer is not None or not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
     where = "" if gpu in table.gpu else f", assumed for an {gpu}"
     said = f"its kernel on an {table.gpu}" if exact else (
-        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} products "
-        "that it was tried on"
+        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} "
+        "products that it was tried on"
     )  # fmt: skip
     source, probability = (RECORDED, None) if exact else (RULE, table.tried.probability)
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, f"{said}{where}; {found.evidence}", probability)

@@ -134,7 +134,7 @@ def judged():
         except NotModelled:
             continue
         counts[dtype, "chosen"] += 1
-        if choice.source == "by rule" and not same_order(choice, order):
+        if choice.source in ("by rule", "proposed") and not same_order(choice, order):
             wrong.append(name)
     return counts, wrong
 
@@ -142,7 +142,7 @@ def judged():
 def test_rules_choose_the_order_of_the_kernels_that_were_launched():
     counts, wrong = judged()
     assert len(wrong) <= 5, wrong  # of 3,883: docs/howto/replay_torch.md
-    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1403, "f16": 1441, "f32": 1043}
+    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1403, "f16": 1441, "f32": 1139}
 
 
 # ---- layers of public models: `tests/gpu_runs/model_products.py` launched products that were drawn, and every layer's of one token

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from math import e, log, log2
 from typing import Any, NamedTuple
 
@@ -133,8 +134,9 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
     if queries == 1 and keys > ONE_QUERY_KEYS:
         raise NotModelled(
-            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN took a kernel whose four warps "
-            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
+            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN takes a kernel whose four warps "
+            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128) and add their sums in an order that is open: an H200's own words "
+            "differ from call to call (torch_cuda/fused_attention.py)"
         )
     if queries == 1:
         return FusedKernel(ONE_QUERY, 64, 16)
@@ -213,7 +215,7 @@ def multiply_split_by_rows(a: Array, b: Array, c: Array) -> Array:
     a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)]) for x in (a, b))
     (left, right), total = (_split(x) for x in (a, b)), Value(c)
     edges = [0, *range(TF32_STEP, a.shape[-1], SPLIT_TILE), a.shape[-1]]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         parts = [tuple(x[..., start:end] for x in operand) for operand in (left, right)]
         total = total + Value(_multiply_steps((end - start) // TF32_STEP, *parts))
     return total.codes

@@ -169,6 +169,12 @@ def xmma_fma(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceO
     return SliceOrder(Lanes(), Slices.interleaved(call.k, count, int(match["tile"])) if count > 1 else Slices.single(call.k))
 
 
+def xmma_tf32(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    if slices_of_grid(launch, call) > 1:
+        raise NotModelled(f"{launch.name[:80]}: its grid {launch.grid} cuts K, for which no order was seen")
+    return SliceOrder(tensor_core(call), Slices.single(call.k))
+
+
 SMALL_N = 512  # elements of K of all slices between two ends of a chain
 
 
@@ -259,7 +265,10 @@ def seen(found: int, tried: int, mended: str = "") -> str:
     return said + (f"; {mended} was mended on that run" if mended else "")
 
 
-SEEN_TF32 = "up to 8,192 words of each of 18 products of JAX 0.11.2 on an H200 (tests/gpu_runs/xla_programs.py), 0 different"
+SEEN_TF32 = (
+    "up to 8,192 words of each of 18 products of JAX 0.11.2 on an H200 (tests/gpu_runs/xla_programs.py), 0 different, and of 28 of other "
+    "shapes"
+)
 
 KERNELS = (
     _row(
@@ -283,6 +292,8 @@ KERNELS = (
          lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), seen(6, 6)),
     _row("XMMA tf32", r"sm90_xmma_gemm_f32f32_tf32f32_f32_.*_execute_segment_k_off_kernel",
          lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), SEEN_TF32),
+    _row("XMMA tf32, unaligned", r"sm80_xmma_gemm_f32f32_tf32f32_f32_.*_execute_kernel", xmma_tf32,
+         "found on one product of JAX 0.11.2 on an H200; 0 of 11,284 words of three others there different"),
     _row("gemmSN_NN", r"gemmSN_NN_kernel<float, \d+, (?P<slices>\d+), ", small_rows, seen(103, 203)),
     _row("gemmSN_TN", r"gemmSN_TN_kernel<float, 128, (?P<lanes>16), ", small_columns, seen(56, 152)),
     _row("gemv2T", r"gemv2T_kernel_val<.*?, 128, 16, (?P<unrolled>\d+), (?P=unrolled), ", vector_by_columns, seen(7, 13)),
@@ -294,7 +305,7 @@ KERNELS = (
     ),
     _row(
         "dot_kernel", r"dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>", dot_blocks,
-        "found by probes of 7 products on an H200, and 0 of 108 words of 5 of them different there, after products that were fused had been",
+        "found by probes of 7 products on an H200, that products are rounded by words; 0 of 108 words of 5 of them different there",
     ),
     _row(
         "sgemm_largek", r"sgemm_largek_lds64<", large_k,
@@ -303,7 +314,8 @@ KERNELS = (
 )  # fmt: skip
 REDUCTION = r"splitKreduce_kernel<([^,]*, ){8}(?P<total>[^,]*), "  # `total`: the type to which the total is rounded before a bias
 IN_KERNEL, CLEARED = r"_execute_split_k_kernel", r"memset|Memset"
-BESIDE = r"memcpy|Memcpy|reduce_1Block_kernel<float, 128, |at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"  # copies, additions and clearing by other kernels
+# copies, additions and clearing by other kernels, and the second kernel of dot_kernel
+BESIDE = r"memcpy|Memcpy|reduce_1Block_kernel<float, 128, |at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"
 
 
 # ---- from launches to the order
