@@ -141,8 +141,8 @@ def judged():
 
 def test_rules_choose_the_order_of_the_kernels_that_were_launched():
     counts, wrong = judged()
-    assert len(wrong) <= 5, wrong  # of 3,883: docs/howto/replay_torch.md
-    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1403, "f16": 1441, "f32": 1139}
+    assert len(wrong) <= 4, wrong  # of 4,042: docs/howto/replay_torch.md
+    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1433, "f16": 1470, "f32": 1139}
 
 
 # ---- layers of public models: `tests/gpu_runs/model_products.py` launched products that were drawn, and every layer's of one token
@@ -209,7 +209,7 @@ def test_a_layer_between_answers_is_refused():
 
 
 def test_every_prediction_says_its_evidence():
-    recorded_layer = choose_kernel(TorchProduct("bfloat16", 16, 256, 256, layout="rc", addend="columns"))
+    recorded_layer = choose_kernel(TorchProduct("float32", 16, 256, 256, layout="rc", addend="columns"))
     assert recorded_layer.source == "recorded kernels" and recorded_layer.evidence.startswith("its kernels on an NVIDIA H200")
     choice = choose_kernel(TorchProduct("bfloat16", 24, 256, 256, layout="rc", addend="columns"))
     assert choice.source == "by rule" and choice.probability > 0.99 and choice.recipe.conditions.probability == choice.probability
