@@ -24,6 +24,7 @@ from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.product_kernels import TorchProduct, check_product, tensor_core
 from tcemu.operations.products.library.kernel_matmul import matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Slices
+from tcemu.operations.products.library.numpy_sums import multiply_by_numpy
 from tcemu.operations.products.recipe_kinds import ProductOperands
 from tcemu.uses.replay.torch_products import matmul
 
@@ -215,13 +216,13 @@ def grouped_matmul(x: ArrayLike, weights: ArrayLike, offsets: Any, *, transposed
         NotModelled, Unsupported: As in `matmul`.
         ValueError: The shapes or the offsets do not fit.
     """
-    x, weights = jnp.asarray(x), jnp.asarray(weights)
+    is_numpy = isinstance(x, np.ndarray) and isinstance(weights, np.ndarray)
+    xp: Any = np if is_numpy else jnp
+    a, b = xp.asarray(x), xp.asarray(weights)
     edges = [0, *np.asarray(offsets, np.int64).tolist()]
-    if x.ndim != 2 or weights.ndim != 3 or len(edges) != len(weights) + 1 or sorted(edges) != edges or edges[-1] != len(x):
-        raise ValueError(
-            f"{list(x.shape)}, {list(weights.shape)} and offsets {edges[1:]}: expected [M, K], [E, K, N] and E offsets up to M"
-        )
-    call = TorchProduct(jnp.dtype(x.dtype).name, max(1, len(x)), x.shape[1], weights.shape[2])
+    if a.ndim != 2 or b.ndim != 3 or len(edges) != len(b) + 1 or sorted(edges) != edges or edges[-1] != len(a):
+        raise ValueError(f"{list(a.shape)}, {list(b.shape)} and offsets {edges[1:]}: expected [M, K], [E, K, N] and E offsets up to M")
+    call = TorchProduct(a.dtype.name, max(1, len(a)), a.shape[1], b.shape[2])
     check_product(call)
     recipe = (
         KernelRecipe(call.format, call.format, call.format, tensor_core(call), Slices.single(call.k)) if call.dtype == "bfloat16" else None
@@ -230,9 +231,10 @@ def grouped_matmul(x: ArrayLike, weights: ArrayLike, offsets: Any, *, transposed
     for expert, (start, stop) in enumerate(pairwise(edges)):
         if start == stop:
             continue
-        rows = x[start:stop]
+        rows = a[start:stop]
         if recipe is not None:
-            parts.append(matmul_with_kernel(recipe, ProductOperands(rows, weights[expert]), x.dtype))
+            found = multiply_by_numpy(recipe, rows, b[expert]) if is_numpy else None  # compiles no program but the instructions'
+            parts.append(matmul_with_kernel(recipe, ProductOperands(rows, b[expert]), a.dtype) if found is None else found)
         else:
-            parts.append(matmul(rows, weights[expert], transposed_b=transposed_b, **options))
-    return jnp.concatenate(parts) if parts else jnp.zeros((0, call.n), x.dtype)
+            parts.append(matmul(rows, b[expert], transposed_b=transposed_b, **options))
+    return jnp.asarray(xp.concatenate(parts)) if parts else jnp.zeros((0, call.n), a.dtype)
