@@ -214,7 +214,7 @@ def proposed_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = N
     if kind in ("nvjet", "nvjet cut"):
         probability = RuleCount(*curves.launched).probability
         evidence = f"predicted with a probability of {probability:.5f}: {curves.library} proposed it on {curves.date}"
-        order = ChoiceOrder(nvjet_slices(k, *(count or [1]), TILE), Merge(), "nvjet")
+        order = ChoiceOrder(nvjet_slices(k, count[0] if count else 1, TILE), Merge(), "nvjet")
         return _recipe_of_order(profile, shape, order, evidence, probability)
     proposals = list_proposals()
     choice = proposals.libraries.get(profile.library, {}).get(shape) if proposals.gpu == profile.gpu else None
