@@ -286,7 +286,8 @@ class GpuEmulation:
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
-        draws, before, opened = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset, ""
+        draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
+        opened: tuple[str, str, Any] | None = None  # why a sum's order is open, the kernel, and the result in one order
         try:
             if draws and backward:
                 raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
@@ -299,15 +300,17 @@ class GpuEmulation:
                     return result
             if has_rule:
                 answer, result = self._by_rule(func, name, args, kwargs)
-                opened = "; ".join(why for i, why in answer.open_results.items() if not backward or _is_needed(i))
-                if not opened:
+                why = "; ".join(why for i, why in answer.open_results.items() if not backward or _is_needed(i))
+                if not why:
                     self._add(place, operands, answer.kernel, answer.evidence)
                     return result
+                opened = why, answer.kernel, result
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
-        if opened:
-            self._note_unknown(place, operands, f"the order of a sum is open: {opened}", IN_ONE_ORDER, answer.kernel)
+        if opened is not None:
+            why, kernel, result = opened
+            self._note_unknown(place, operands, f"the order of a sum is open: {why}", IN_ONE_ORDER, kernel)
             return result
         if (draws or arguments_by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
             self.generator.lost = self.generator.lost or place[0]
