@@ -209,11 +209,9 @@ def predict_operation(run: Record, operation: Operation, gpu: str, library: str)
     try:
         arrays = [_lay(x, tensor.strides) for x, tensor in zip(operands, operation.operands, strict=True)]
         arguments = bind_arguments(OPERATIONS[name], *_arguments(operation.attributes, arrays))
-        switches = {
-            "tf32": bool(run.environment.get("cudnn_allow_tf32", True)),
-            "deterministic": bool(run.environment.get("deterministic")),
-        }
-        answer = OPERATIONS[name].compute(Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, **switches))
+        tf32, deterministic = bool(run.environment.get("cudnn_allow_tf32", True)), bool(run.environment.get("deterministic"))
+        call = Call(name, arguments, tuple(x.dtype for x in expected), gpu, library, tf32=tf32, deterministic=deterministic)
+        answer = OPERATIONS[name].compute(call)
     except (NotModelled, Unsupported) as error:
         return PredictedOperation(*facts, UNKNOWN, reason=str(error)), None
     words, wrong, skipped = 0, 0, []

@@ -1,5 +1,6 @@
 """PyTorch's attention on a GPU: words of an H200 (`torch_census.py`, tests/gpu_runs/attention_calls.py), and what is refused."""
 
+import hashlib
 import json
 import lzma
 import sys
@@ -20,7 +21,6 @@ from tcemu.operations.functional.torch_cuda.fused_attention import split_count
 from tcemu.operations.functional.torch_cuda.random_numbers import AttentionDropout, attention_mask
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_torch_random import DTYPES, digest
 from torch_census import is_equal, recorded
 
 # one a kernel: several blocks of keys, splits that are combined, grouped queries, a head that is padded; a gradient needs its forward
@@ -51,6 +51,13 @@ USUAL_GRADIENTS = (
     "efficient|(1, 2, 2, 128, 304, 64)|bfloat16|False|own|0.1|True|0",
     "cudnn|(1, 2, 2, 100, 300, 32)|bfloat16|False|None|0.5|False|0",
 )
+
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def digest(words):
+    return hashlib.sha256(np.ascontiguousarray(words).tobytes()).hexdigest()[:16]
 
 
 def normals(key, dtype, shape):
@@ -100,6 +107,17 @@ def test_sums_that_are_said_to_have_one_order_repeat_on_an_h200():
 def test_enough_heads_leave_a_head_to_one_thread_block():
     assert cutlass_splits(256, 128, 64, deterministic=False) == 1 and cutlass_splits(256, 129, 64, deterministic=False) == 3
     assert cutlass_splits(4, 500, 160, deterministic=False) == 8 and cutlass_splits(150, 500, 160, deterministic=False) == 1
+
+
+@pytest.mark.parametrize("name", GOLDEN["one query"])
+def test_one_query_of_cudnn_over_up_to_256_keys_has_the_words_of_an_h200(name):
+    dtype, text, _ = name.split("|")
+    b, h, keys, d = literal_eval(text)
+    rng = np.random.Generator(np.random.PCG64(zlib.crc32(f"one{text}".encode())))
+    q, k, v = (rng.standard_normal((b, h, n, d), np.float32).astype(DTYPES[dtype]) for n in (1, keys, keys))
+    out, logarithms = attention(q, k, v, backend="cudnn")
+    words = {"o": np.asarray(out).view(np.int16), "lse": np.asarray(logarithms).view(np.int32)}
+    assert {part: digest(y) for part, y in words.items()} == GOLDEN["one query"][name]
 
 
 @pytest.mark.parametrize("entry", [x for x in GOLDEN["masks"] if "mask" in x], ids=lambda entry: str(entry["shape"]))
@@ -179,7 +197,7 @@ def test_the_number_of_splits():
         (lambda q, k, v: attention(*(x.astype(np.float32) for x in (q, k, v)), backend="cudnn"), NotModelled, "known are bf16 and f16"),
         (lambda q, k, v: attention(q, k, v, backend="flash", gpu="B200"), NotModelled, "B200"),
         (lambda q, k, v: attention(q, k, v, backend="flash", scale=-1.0), NotModelled, "positive scales"),
-        (lambda q, k, v: attention(q[:, :, :1], *(np.tile(x, (1, 1, 10, 1)) for x in (k, v)), backend="cudnn"), NotModelled, "four warps"),
+        (lambda q, k, v: attention(q[:, :, :1], *(np.tile(x, (1, 1, 11, 1)) for x in (k, v)), backend="cudnn"), NotModelled, "four warps"),
         (lambda q, k, v: attention(*(x[:, :1] for x in (q, k, v)), backend="math"), NotModelled, "one head in all"),
     ],
 )

@@ -134,8 +134,9 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
     if queries == 1 and keys > ONE_QUERY_KEYS:
         raise NotModelled(
-            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN took a kernel whose four warps "
-            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
+            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN takes a kernel whose four warps "
+            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128) and add their sums in an order that is open: an H200's own words "
+            "differ from call to call (torch_cuda/fused_attention.py)"
         )
     if queries == 1:
         return FusedKernel(ONE_QUERY, 64, 16)
