@@ -141,8 +141,8 @@ def judged():
 
 def test_rules_choose_the_order_of_the_kernels_that_were_launched():
     counts, wrong = judged()
-    assert len(wrong) <= 5, wrong  # of 3,883: docs/howto/replay_torch.md
-    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1403, "f16": 1441, "f32": 1139}
+    assert len(wrong) <= 4, wrong  # of 4,042: docs/howto/replay_torch.md
+    assert {dtype: counts[dtype, "chosen"] for dtype in DTYPES} == {"bf16": 1433, "f16": 1470, "f32": 1139}
 
 
 # ---- layers of public models: `tests/gpu_runs/model_products.py` launched products that were drawn, and every layer's of one token
@@ -209,7 +209,7 @@ def test_a_layer_between_answers_is_refused():
 
 
 def test_every_prediction_says_its_evidence():
-    recorded_layer = choose_kernel(TorchProduct("bfloat16", 16, 256, 256, layout="rc", addend="columns"))
+    recorded_layer = choose_kernel(TorchProduct("float32", 16, 256, 256, layout="rc", addend="columns"))
     assert recorded_layer.source == "recorded kernels" and recorded_layer.evidence.startswith("its kernels on an NVIDIA H200")
     choice = choose_kernel(TorchProduct("bfloat16", 24, 256, 256, layout="rc", addend="columns"))
     assert choice.source == "by rule" and choice.probability > 0.99 and choice.recipe.conditions.probability == choice.probability
@@ -263,7 +263,7 @@ ARRIVAL = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x64x8_stage3_warpsize
         (TorchProduct("float32", 8, 64, 8), [Launch(SPLIT)], "expected one kernel of a product"),
         (TorchProduct("float32", 24, 16384, 1024, layout="rc"), [Launch("gpu_memset"), Launch(ARRIVAL, (1, 16, 33))], "the order is open"),
         (TorchProduct("float32", 8, 64, 8), [Launch("gemmSN_NN_kernel<float, 1, 0, ")], "has a size of 0"),
-        (TorchProduct("float32", 1, 1024, 384), None, "a recording of its kernels with their grids would teach it"),
+        (TorchProduct("float32", 1, 1024, 384), None, "took K in two ways"),
     ],
 )
 def test_what_is_not_known_is_refused(call, launches, said):
@@ -296,5 +296,5 @@ def test_a_tree_answers_by_its_leaves():
     assert tree.find(product_features(call, 132)) == (["fma"], 20, "M <= 8")
     assert tree.find(product_features(call._replace(m=9), 132)) is None
     assert form_name(call._replace(addend="columns")) == "f32-rr-bias" and all(
-        name.split("-")[0] in DTYPES for name in product_rules().forms
+        name.removeprefix("nvjet ").split("-")[0] in DTYPES for name in product_rules().forms
     )

@@ -210,6 +210,7 @@ def vector_warps(match: re.Match[str], launch: Launch, call: TorchProduct) -> Sl
 
 
 LONGEST_VECTOR, LONGEST_DOT = 64, 16  # elements that a lane of gemvx takes at once, for rows and for columns of B
+NARROW_LANES = (8, 16)  # a block whose lanes take single elements of 16 bits: found on 16 words of a product, and 0 of 16 of another differ
 SINGLE_LANES, SHORT_LANES = (4, 32), (4, 8)  # blocks whose lanes take single elements of rows, and of more than 8 in columns
 
 
@@ -223,6 +224,7 @@ def vector_lanes(match: re.Match[str], launch: Launch, call: TorchProduct) -> Sl
         if count > 1:
             check_whole_k(launch, call)
         vector = vector if match["short"] == "true" or vector <= (8 if launch.block[:2] == SHORT_LANES else LONGEST_DOT) else 1
+        vector = 1 if call.format != F32 and launch.block[:2] == NARROW_LANES else vector
     elif launch.block[:2] == SINGLE_LANES:
         vector = 1
     elif launch.block[0] < 32:
