@@ -217,7 +217,7 @@ def scaled_dot_product_attention(
     Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
     """
     if torch.is_autocast_enabled("cpu"):
-        query, key, value, attn_mask = (_lower(x) for x in (query, key, value, attn_mask))
+        attn_mask, value, key, query = (_lower(x) for x in (attn_mask, value, key, query))  # in the order of the GPU's copies
     operands = (query, key, value)
     if (attn_mask is not None and is_causal) or len({x.dtype for x in operands}) > 1:
         raise RuntimeError(
