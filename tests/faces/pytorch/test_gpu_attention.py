@@ -61,6 +61,8 @@ NOT_KNOWN = (  # products of the math form; CUTLASS in float32 and of large head
     "four warps",
     "equal head sizes",
     "known are equal ones",
+    "dropout with head size",
+    "of 32 above",
 )
 
 

@@ -199,6 +199,11 @@ def test_the_number_of_splits():
         (lambda q, k, v: attention(q, k, v, backend="flash", scale=-1.0), NotModelled, "positive scales"),
         (lambda q, k, v: attention(q[:, :, :1], *(np.tile(x, (1, 1, 11, 1)) for x in (k, v)), backend="cudnn"), NotModelled, "four warps"),
         (lambda q, k, v: attention(*(x[:, :1] for x in (q, k, v)), backend="math"), NotModelled, "one head in all"),
+        (
+            lambda *x: attention(*(np.tile(y, 3) for y in x), backend="efficient", dropout=AttentionDropout(0.5, 0, 0)),
+            NotModelled,
+            "dropout with head size 192",
+        ),
     ],
 )
 def test_what_is_refused(call, error, said):
