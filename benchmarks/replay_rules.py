@@ -155,20 +155,28 @@ def proposed_on_h100() -> list[Answer]:
 
 
 def proposed_on_h200() -> list[Answer]:
-    """Return the numbers of slices that were proposed for layers of models, at the ends of each run over the number of tokens."""
+    """Return the numbers of slices that were proposed for layers of models at the last tokens of the last run in which K is cut."""
     table, found = proposed_orders(), []
     for (form, x, y), runs in table.curves.items():
         dtype, layout, *bias = form.split("-")
         lines = (x, y) if layout == "cr" else (y, x)
         if bias or any(length % ALIGNMENT for length in lines):
             continue
-        ends = zip(runs[::2], [end - 1 for end in runs[2::2]], runs[1::2], strict=False)
-        for tokens, number in dict.fromkeys((tokens, number) for first, last, number in ends for tokens in (first, last)):
-            kind, *count = table.orders[number] or [""]
+        cut = [
+            (last - 1, table.orders[number][1])
+            for last, number in zip(runs[2::2], runs[1::2], strict=False)
+            if table.orders[number][:1] == ["nvjet cut"]
+        ]
+        for tokens, count in cut if layout == "cr" else cut[-1:]:
             m, n, k = (x, y, tokens) if layout == "cr" else (tokens, x, y)
-            if kind in ("nvjet", "nvjet cut") and not k % ALIGNMENT:
-                found.append(Answer(f"torch-{dtype}", (m, n, k), None, *(count or (1,))))
+            if not k % ALIGNMENT:
+                found.append(Answer(f"torch-{dtype}", (m, n, k), None, count))
     return found
+
+
+def known_answers() -> list[Answer]:
+    """Return the shapes on which nvjet's thresholds are fitted, and rules counted."""
+    return [*measured_on_h200(), *proposed_on_h100(), *proposed_on_h200()]
 
 
 def held_out_on_h100() -> list[Answer]:
@@ -569,7 +577,7 @@ def main() -> int:
     if args.models:
         print("\n".join(model_lines()))
         return 0
-    known = [*measured_on_h200(), *proposed_on_h100(), *proposed_on_h200()]
+    known = known_answers()
     rule = fit_nvjet(known)
     rules = fit(known, rule, fit_trees(rule))
     lines = [*rule_lines(rules), "", *cross_validate(known, rules)]

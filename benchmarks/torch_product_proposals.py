@@ -16,27 +16,42 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from torch_product_rules import order_name
+from torch_product_rules import ALGORITHM, MOST_THRESHOLDS, NVJET, SM_COUNT, SPLIT, grow, order_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu_runs"))
 import model_products
 
 from tcemu.base.errors import NotModelled
+from tcemu.base.saved_files import decompress_json
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct
 from tcemu.operations.products.library.kernel_recipe import Conditions
-from tcemu.uses.replay.kernel_choices import NOT_ASKED, NOT_TOLD, ORDERS_FILE, ORDERS_KIND, ORDERS_VERSION, TOKEN_STEP, proposed_orders
+from tcemu.uses.replay.kernel_choices import (
+    NOT_ASKED,
+    NOT_TOLD,
+    ORDERS_FILE,
+    ORDERS_KIND,
+    ORDERS_VERSION,
+    TOKEN_STEP,
+    ChoiceTree,
+    proposed_orders,
+)
 from tcemu.uses.replay.predicted_orders import RuleCount
 from tcemu.uses.replay.torch_products import (
     LAUNCHES_FILE,
     LAUNCHES_KIND,
     LAUNCHES_VERSION,
+    LONGEST_K,
+    NVJET_TREE,
+    RULES_FILE,
     SHORT,
     ProductChoice,
     choose_kernel,
     form_name,
     is_aligned,
+    leaf_rule,
     multiply_as_chosen,
     nvjet_choice,
+    product_features,
     proposed_choice,
     recorded_launches,
 )
@@ -99,10 +114,14 @@ def runs_of(curve: Curve, dtype: str, answers: dict[int, tuple], numbers: dict[t
 
 
 def launched(folders: list[Path]) -> Iterator[tuple[TorchProduct, list[Launch], list | None]]:
+    seen = set()
     for folder in folders:
         for line in (folder / "launches.jsonl").read_text().splitlines()[1:]:
             (dtype, m, k, n, layout, addend), kernels, words = json.loads(line)
-            yield TorchProduct(dtype, m, k, n, 1, layout, addend), [Launch(name, *map(tuple, sizes)) for name, *sizes in kernels], words
+            call = TorchProduct(dtype, m, k, n, 1, layout, addend)
+            if call not in seen:
+                seen.add(call)
+                yield call, [Launch(name, *map(tuple, sizes)) for name, *sizes in kernels], words
 
 
 # ---- the table held to what was launched
@@ -213,6 +232,79 @@ def write(table: dict[str, Any]) -> int:
     return len(content)
 
 
+# ---- trees for layers that the table does not have
+
+KEPT_LEAVES, SAMPLED = 60, 97  # proposals in the smallest leaf that is kept; one of so many answers of curves counts
+
+
+def fit_tree(folder: Path, form: int, answers: dict[tuple[Curve, str], dict[int, tuple]]) -> tuple[str, ChoiceTree, dict[str, list[int]]]:
+    """Fit a form's tree on nine tenths of its drawn shapes, and count on the tenth, and on layers' shapes, how often it is right."""
+    layout, bias, dtype = model_products.FORMS[form]
+    with np.load(folder / f"random_{form}.npz") as file:
+        choices = file["choices"][file["numbers"].astype(int)]
+    shapes: list[np.ndarray] = []
+    while sum(map(len, shapes)) < len(choices):
+        shapes.append(model_products.random_shapes(form, len(shapes)))
+    every, labels = np.concatenate(shapes)[: len(choices)], np.maximum(1, choices[:, SPLIT])
+    assert (choices[:, ALGORITHM] == NVJET).all()
+    kept = np.arange(len(labels)) % 10 == 3
+    call = TorchProduct(dtype, 1, 1, 1, 1, layout, "columns" if bias else None)
+    features = lambda rows: product_features(call._replace(**dict(zip("mkn", rows.T, strict=True))), SM_COUNT)
+    name, root = f"{NVJET_TREE}{form_name(call)}", grow_tree(features(every), labels, ~kept)
+    tree = ChoiceTree([["nvjet"] if count <= 1 else ["nvjet cut", count] for count in range(labels.max() + 1)], pruned(root))
+    points = [
+        (*product_of(curve, dtype, tokens)[1:4], max(1, choice[SPLIT]))
+        for (curve, other), found in answers.items()
+        if (curve[0], int(curve[1]), other) == (layout, bias, dtype) and not any(size % 8 for size in curve[2:])
+        for tokens, choice in found.items()
+        if choice[ALGORITHM] == NVJET
+    ][::SAMPLED]
+    tried = np.concatenate([np.c_[every, labels][kept], np.array(points)])
+    tried = tried[(tried[:, 1] >= model_products.LONG_K) & (tried[:, 1] <= LONGEST_K)]
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    columns = features(tried[:, :3])
+    for at, (m, k, n, label) in enumerate(tried.tolist()):
+        leaf = tree.find({feature: int(values[at]) for feature, values in columns.items() if np.ndim(values)} | {"batch": 1})
+        if leaf is not None and nvjet_choice(call._replace(m=m, k=k, n=n), "H200") is None:
+            rule = leaf_rule(name, leaf[0][0], leaf[1])
+            counts[rule][0] += leaf[0] == tree.choices[label] if label < len(tree.choices) else 0
+            counts[rule][1] += 1
+    return name, tree, dict(counts)
+
+
+def grow_tree(features: dict[str, np.ndarray], labels: np.ndarray, fitted: np.ndarray) -> list:
+    x, thresholds = np.zeros((len(labels), len(features)), np.uint8), []
+    for place, values in enumerate(features.values()):
+        found = np.unique(values)[:-1]
+        if len(found) > MOST_THRESHOLDS:
+            found = np.unique(np.quantile(values, np.linspace(0, 1, MOST_THRESHOLDS + 1)[1:-1]).astype(np.int64))
+        thresholds.append(found)
+        x[:, place] = np.searchsorted(found, values, "left")
+    return grow(x[fitted], labels[fitted], list(features), thresholds, 0)
+
+
+def pruned(node: list) -> list:
+    """Return a tree without leaves of few proposals."""
+    if len(node) != 4:
+        return node if node and node[1] >= KEPT_LEAVES else []
+    low, high = pruned(node[2]), pruned(node[3])
+    return [*node[:2], low, high] if low or high else []
+
+
+def write_trees(trees: Iterable[tuple[str, ChoiceTree, dict[str, list[int]]]]) -> None:
+    """Write the trees beside those of operands that are not aligned."""
+    data = decompress_json(RULES_FILE.read_bytes())
+    for part in ("forms", "counts"):
+        data[part] = {name: value for name, value in data[part].items() if not name.startswith(NVJET_TREE)}
+    for name, tree, counts in trees:
+        print(name, counts, flush=True)
+        data["forms"][name] = tree
+        data["counts"] |= counts
+    content = lzma.compress(json.dumps(data, separators=(",", ":"), default=int).encode(), preset=9 | lzma.PRESET_EXTREME)
+    RULES_FILE.write_bytes(content)
+    print(f"{len(content):,} bytes of rules")
+
+
 # ---- what is kept of the launches
 
 
@@ -227,35 +319,32 @@ def packed_launches(found: Iterable[tuple[TorchProduct, Sequence[Launch]]], head
     return lzma.compress(json.dumps(data, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
-def is_told(call: TorchProduct, launches: Sequence[Launch]) -> bool:
-    """Return True for a product in 16 bits whose order a proposal or a rule tells as its kernels do, or alone."""
-    if call.dtype == "float32":
-        return False
+def is_known(call: TorchProduct, launches: Sequence[Launch] | None = None) -> bool:
+    """Return True for a product whose launches, or else a proposal or a sure rule, tell its order."""
     try:
-        choice = proposed_choice(call, "H200") or nvjet_choice(call, "H200")
+        if launches is not None:
+            return choose_kernel(call, launches=launches) is not None
+        return (proposed_choice(call, "H200") or nvjet_choice(call, "H200")) is not None
     except NotModelled:
         return False
-    try:
-        return choice is not None and same_order(choice, choose_kernel(call, launches=launches))
-    except NotModelled:
-        return choice is not None
 
 
 def keep_launches(folders: list[Path]) -> None:
-    """Write the package's launches, those that neither a proposal nor a rule tells, and the others for the tests, with some words."""
-    recorded, every, words = recorded_launches(), {}, []
-    every |= recorded.launches
+    """Write the package's launches, of products that neither a proposal nor a sure rule tells, and those of the tests, with some words."""
+    recorded, words = recorded_launches(), []
+    ours = {call: x for call, x in recorded.launches.items() if call.dtype == "float32" or not is_known(call)}
+    tests = {call: x for call, x in recorded.launches.items() if call not in ours}
     for call, launches, theirs in launched(folders):
-        every[call] = tuple(launches)
-        if theirs is not None and zlib.crc32(str(call).encode()) % KEPT_WORDS == 0:
+        if is_known(call):
+            tests[call] = tuple(launches)
+        elif theirs is None and is_known(call, launches):
+            ours[call] = tuple(launches)
+        if theirs is not None and is_known(call) and zlib.crc32(str(call).encode()) % KEPT_WORDS == 0:
             words.append([list(call), theirs])
-    told = {call: is_told(call, launches) for call, launches in every.items()}
     head = {"gpu": recorded.gpu, "library": "torch 2.11.0+cu130", "date": "2026-11-27 and 2026-11-28"}
-    LAUNCHES_FILE.write_bytes(packed_launches(((call, x) for call, x in every.items() if not told[call]), head))
-    layers = packed_launches(((call, x) for call, x in every.items() if told[call]), head | {"words": words})
-    (GOLDEN / "torch_layers_h200.json.xz").write_bytes(layers)
-    kept = sum(told.values())
-    print(f"{kept:,} launches for the tests, {len(told) - kept:,} for the package, {len(words)} products with words")
+    LAUNCHES_FILE.write_bytes(packed_launches(ours.items(), head))
+    (GOLDEN / "torch_layers_h200.json.xz").write_bytes(packed_launches(tests.items(), head | {"words": words}))
+    print(f"{len(tests):,} launches for the tests, {len(ours):,} for the package, {len(words)} products with words")
 
 
 def main() -> int:
@@ -263,21 +352,26 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--date", default="2026-11-28")
     parser.add_argument("--words", action="store_true", help="compare the recorded words too")
+    parser.add_argument("--trees", action="store_true", help="fit trees on the first folder's drawn shapes")
     parser.add_argument("--launches", action="store_true", help="write the package's and the tests' launches")
     parser.add_argument("--write", action="store_true", help=f"write {ORDERS_FILE.name}")
     args = parser.parse_args()
     machine = json.loads((args.folders[0] / "launches.jsonl").read_text().splitlines()[0])
     head = {"kind": ORDERS_KIND, "version": ORDERS_VERSION, "gpu": machine["gpu"]}
     head["library"] = "cuBLASLt 13.1 with PyTorch's workspace"
+    answers = read_answers(args.folders) if args.write or args.trees else {}
     if args.write:
-        table, lines = make_table(read_answers(args.folders), head | {"date": args.date, "launched": [0, 0]})
+        table, lines = make_table(answers, head | {"date": args.date, "launched": [0, 0]})
         print("\n".join(lines), f"{write(table):,} bytes", sep="\n", flush=True)
     count, lines = compare((*one[:2], one[2] if args.words else None) for one in launched(args.folders))
     print("\n".join(lines), flush=True)
     others, lines = compare(other_launches())
     print("of other runs:", *lines, sep="\n", flush=True)
-    if args.write:
-        write(table | {"launched": [count.right + others.right, count.asked + others.asked]})
+    if args.write or args.launches:
+        launches = [count.right + others.right, count.asked + others.asked]
+        print(f"{write(decompress_json(ORDERS_FILE.read_bytes()) | {'launched': launches}):,} bytes", flush=True)
+    if args.trees:
+        write_trees(fit_tree(args.folders[0], form, answers) for form in range(len(model_products.FORMS)))
     if args.launches:
         keep_launches(args.folders)
     return 0

@@ -1,4 +1,5 @@
-"""Which kernels PyTorch's products in float32 get on a GPU: cuBLASLt's proposals for layers of usual models, and kernels of products with a vector.
+# ruff: noqa: E501
+"""Products in float32 by PyTorch on a GPU: what cuBLASLt proposes for layers of small models, and kernels and words of products with a vector.
 
     python tests/gpu_runs/float32_products.py proposals OUT SECONDS,SECONDS,... PROCESSES layers,far,further,attention
     python tests/gpu_runs/float32_products.py vectors|labels OUT SECONDS
@@ -18,6 +19,7 @@ words: OUT/words.npz. Kernels, probes and words of some of these; words of atten
 import collections
 import functools
 import hashlib
+import itertools
 import json
 import lzma
 import multiprocessing as mp
@@ -62,7 +64,19 @@ def further_layers():
     """(K, N) of other layers."""
     found = []
     for h in FURTHER:
-        found += [(h, h), (h, 4 * h), (4 * h, h), (h, 3 * h), (h, 2 * h), (2 * h, h), (h, 320), (h, 10), (h, 1000), (h, h // 2), (h, h // 4)]
+        found += [
+            (h, h),
+            (h, 4 * h),
+            (4 * h, h),
+            (h, 3 * h),
+            (h, 2 * h),
+            (2 * h, h),
+            (h, 320),
+            (h, 10),
+            (h, 1000),
+            (h, h // 2),
+            (h, h // 4),
+        ]
     outputs = [(n, k) for k, n in (*layers(), *PUBLIC, *found)]  # of the inputs' gradients
     return [pair for pair in dict.fromkeys((*PUBLIC, *found, *outputs)) if pair not in layers()]
 
@@ -94,7 +108,13 @@ HEADS, BATCHES = (32, 64, 80, 96, 128, 256), (2, 4, 6, 8, 12, 16, 32, 64)
 def attention_rows():
     """(form, head size, batch, True for the gradient of keys that lie transposed) of products of eager attention and of its gradients."""
     forms = (("rc", False), ("rr", False), ("cr", False), ("cr", True))
-    return [((dt, layout, 0, 1), d, batch, turned) for dt in ("f32", "bf16", "f16") for layout, turned in forms for d in HEADS for batch in BATCHES]
+    return [
+        ((dt, layout, 0, 1), d, batch, turned)
+        for dt in ("f32", "bf16", "f16")
+        for layout, turned in forms
+        for d in HEADS
+        for batch in BATCHES
+    ]
 
 
 def attention_tokens(form):
@@ -118,7 +138,7 @@ def ask_layer(asker, survey, number):
             known[tokens] = asker.ask(form, *operands(form, k, n, tokens))
         return known[tokens]
 
-    pairs = list(zip(grid, grid[1:], strict=False))
+    pairs = list(itertools.pairwise(grid))
     while pairs:
         low, high = pairs.pop()
         if ask(low) != ask(high) and high - low > 1:
@@ -174,7 +194,17 @@ def record_proposals(out, surveys, seconds, parts):
         keep = {name: np.array(rows, np.int32).reshape(-1, 3) for name, rows in zip(("changes", "held_out"), flat, strict=True)}
         every = [] if survey == "attention" else SURVEYS[survey][0]()
         np.savez_compressed(f"{out}/{survey}.npz", **keep, choices=np.array(list(table), np.int64), layers=np.array(every))
-        print(survey, len(found), "of", count_rows(survey), "rows,", {key: len(rows) for key, rows in keep.items()}, len(table), "choices", flush=True)
+        print(
+            survey,
+            len(found),
+            "of",
+            count_rows(survey),
+            "rows,",
+            {key: len(rows) for key, rows in keep.items()},
+            len(table),
+            "choices",
+            flush=True,
+        )
 
 
 # ---- products with a vector: (dtype, m, k, n, batch, layout, addend)
@@ -192,13 +222,25 @@ def vectors():
         for heads in (1, 2, 4, 6, 8, 9, 12, 16):
             kinds.append([("float32", 1, head, t, heads, "rc", None) for t in tokens])
             kinds.append([("float32", 1, t, head, heads, "rr", None) for t in tokens])
-    kinds.append([("float32", 1, k, n, 1, layout, addend) for k in sizes for n in (1, 2, 3, 10, 1000) for layout, addend in (("rc", "columns"), ("rc", None))])
+    kinds.append(
+        [
+            ("float32", 1, k, n, 1, layout, addend)
+            for k in sizes
+            for n in (1, 2, 3, 10, 1000)
+            for layout, addend in (("rc", "columns"), ("rc", None))
+        ]
+    )
     kinds.append([("float32", m, k, 1, 1, "rc", addend) for k in sizes[:32] for m in (1, 2, 3, 8, 50, 128) for addend in (None, "columns")])
     rng = np.random.default_rng(3)
     for kind in kinds:
         rng.shuffle(kind)
     longest = max(map(len, kinds))
-    every = [kind[i * len(kind) // longest] for i in range(longest) for kind in kinds if i == 0 or i * len(kind) // longest != (i - 1) * len(kind) // longest]
+    every = [
+        kind[i * len(kind) // longest]
+        for i in range(longest)
+        for kind in kinds
+        if i == 0 or i * len(kind) // longest != (i - 1) * len(kind) // longest
+    ]
     return list(dict.fromkeys(map(tuple, every)))
 
 
@@ -207,7 +249,11 @@ def other_vectors():
     rng, found = np.random.default_rng(5), []
     for layout in ("rc", "rr"):
         for addend in (None, "columns"):
-            found += [("float32", 1, k, n, 1, layout, addend) for k, n in dict.fromkeys((*PUBLIC, *further_layers(), *layers())) if k * n <= 1 << 27]
+            found += [
+                ("float32", 1, k, n, 1, layout, addend)
+                for k, n in dict.fromkeys((*PUBLIC, *further_layers(), *layers()))
+                if k * n <= 1 << 27
+            ]
             for number in range(450):
                 k, n = (int(x) for x in np.exp(rng.uniform(np.log((24, 2)), np.log((4096, 12000)))))
                 unit = (8, 4, 1)[number % 3]
@@ -216,8 +262,8 @@ def other_vectors():
 
 
 def record_vectors(out, seconds, todo, name="vectors"):
-    import torch
     import record_operators
+    import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
     started, names, found = time.time(), {}, []
@@ -240,7 +286,12 @@ def label_products():
         for h in HIDDEN:
             for n in LABELS:
                 for m in LABEL_ROWS:
-                    found += [(dtype, m, h, n, 1, "rc", "columns"), (dtype, m, h, n, 1, "rc", None), (dtype, m, n, h, 1, "rr", None), (dtype, n, m, h, 1, "cr", None)]
+                    found += [
+                        (dtype, m, h, n, 1, "rc", "columns"),
+                        (dtype, m, h, n, 1, "rc", None),
+                        (dtype, m, n, h, 1, "rr", None),
+                        (dtype, n, m, h, 1, "cr", None),
+                    ]
     return found
 
 
@@ -268,7 +319,12 @@ ATTENTION = (  # batch, heads, queries, keys, size, causal, with a bias
 
 
 def drawn_vectors():
-    found = [("float32", 1, k, n, 1, layout, addend) for layout, sizes in (("rc", LINEAR), ("rr", ROWS)) for k, n in sizes for addend in (None, "columns")]
+    found = [
+        ("float32", 1, k, n, 1, layout, addend)
+        for layout, sizes in (("rc", LINEAR), ("rr", ROWS))
+        for k, n in sizes
+        for addend in (None, "columns")
+    ]
     found += [("float32", 1, head, t, heads, "rc", None) for head, t, heads in DECODED]
     found += [("float32", 1, t, head, heads, "rr", None) for head, t, heads in DECODED]
     found += [("float32", m, k, 1, 1, "rc", addend) for m, k in ((3, 768), (50, 512), (128, 1024)) for addend in (None, "columns")]
@@ -276,19 +332,26 @@ def drawn_vectors():
 
 
 def record_words(out, seconds):
-    import torch
     import record_operators as operators
+    import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
     started, kept, A = time.time(), {}, torch.ops.aten
     for at, (b, h, s, keys, d, causal, biased) in enumerate(ATTENTION):
         name = f"attention{at}"
-        q, k, v, g, bias = operators.normals(operators.rng(name), "float32", (b, h, s, d), (b, h, keys, d), (b, h, keys, d), (b, h, s, d), (b, 1, s, keys))
+        q, k, v, g, bias = operators.normals(
+            operators.rng(name), "float32", (b, h, s, d), (b, h, keys, d), (b, h, keys, d), (b, h, s, d), (b, 1, s, keys)
+        )
         try:
             bias = bias.expand(b, h, s, keys) if biased else None
             o, lse, seed, offset = A._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
-            grads = A._scaled_dot_product_efficient_attention_backward(g, q, k, v, bias, o, lse, seed, offset, 0.0, [True, True, True, False], causal)
-            kept |= {f"{name}|{part}": operators.words(t, 4096) for part, t in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *grads), strict=False)}
+            grads = A._scaled_dot_product_efficient_attention_backward(
+                g, q, k, v, bias, o, lse, seed, offset, 0.0, [True, True, True, False], causal
+            )
+            kept |= {
+                f"{name}|{part}": operators.words(t, 4096)
+                for part, t in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *grads), strict=False)
+            }
         except Exception as error:
             print(name, str(error)[:200], flush=True)
     todo, numbers = drawn_vectors(), {}
@@ -339,4 +402,6 @@ if __name__ == "__main__":
     if what == "proposals":
         record_proposals(out, sys.argv[5].split(","), list(map(float, sys.argv[3].split(","))), int(sys.argv[4]))
     else:
-        record_words(out, seconds) if what == "words" else record_vectors(out, seconds, {"vectors": vectors, "labels": label_products}[what](), what)
+        record_words(out, seconds) if what == "words" else record_vectors(
+            out, seconds, {"vectors": vectors, "labels": label_products}[what](), what
+        )

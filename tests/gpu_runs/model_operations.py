@@ -232,6 +232,8 @@ def train(batch, tokens, autocast=None, optimizer="AdamW", steps=1, seed=None, i
 
 
 NO_DROPOUT = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+
+
 def bert(hidden, layers, heads, **more):
     return dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * hidden, **more)
 
@@ -250,7 +252,11 @@ def encoder_decoder(hidden, layers, heads):
 
 def hearing(hidden, layers, heads, frames):
     more = dict(max_source_positions=frames, max_target_positions=64, num_mel_bins=80, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * hidden))}
+    sides = {
+        f"{side}_{name}": n
+        for side in ("encoder", "decoder")
+        for name, n in (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * hidden))
+    }
     return dict(d_model=hidden, decoder_start_token_id=1, **sides, **more)
 
 
@@ -443,7 +449,13 @@ def kernels(run):
         if event.get("cat") == "cpu_op" and re.search("mm$|convolution|attention", event["name"]):
             args = event["args"]
             if args.get("External id") in launches:
-                key = [event["name"], args.get("Input Dims"), args.get("Input Strides"), args.get("Input type"), launches[args["External id"]]]
+                key = [
+                    event["name"],
+                    args.get("Input Dims"),
+                    args.get("Input Strides"),
+                    args.get("Input type"),
+                    launches[args["External id"]],
+                ]
                 rows[json.dumps(key)] += 1
     return [[*json.loads(key), count] for key, count in rows.items()]
 

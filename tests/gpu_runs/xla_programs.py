@@ -172,6 +172,11 @@ def dot_f32(x, y):
     return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
 
 
+def dot_scaled(x, y, a, b):
+    wide = x.astype(jnp.bfloat16) * a.astype(jnp.bfloat16), y.astype(jnp.bfloat16) * b.astype(jnp.bfloat16)
+    return jax.lax.dot(*wide, preferred_element_type=jnp.bfloat16)
+
+
 def dot_highest(x, y):
     return jnp.dot(x, y, precision=jax.lax.Precision.HIGHEST)
 
@@ -217,6 +222,13 @@ def held_cases():
             yield f"fp8_{x[7:11]}_{m}x{k}x{n}", dot_fp8, (draw(119, m, k).astype(x), draw(120, k, n).astype(y))
     rng = np.random.Generator(np.random.Philox(121))
     yield "int8_96x160x64", dot_int8, tuple(rng.integers(-128, 128, shape, dtype=np.int8) for shape in ((96, 160), (160, 64)))
+    for m, k, n in ((64, 512, 256), (128, 4096, 64), (40, 1040, 208)):  # values of which a sum on tensor cores loses bits
+        wide = lambda seed, *shape: (draw(seed, *shape) * np.exp2(rng.integers(-5, 6, shape))).astype(ml_dtypes.float8_e4m3fn)
+        x, y = wide(122, m, k), wide(123, k, n)
+        yield f"fp8_wide_{m}x{k}x{n}", dot_fp8, (x, y)
+        yield f"fp8_scaled_{m}x{k}x{n}", dot_scaled, (x, y, np.float32(0.37), np.float32(1.9))
+    for m, k, n in ((60, 99, 31), (200, 1001, 77), (33, 4099, 130)):
+        yield f"nn_f32_{m}x{k}x{n}", PRODUCTS["nn"], (draw(124, m, k), draw(125, k, n))
 
 
 # ---- functions that were not looked at before
@@ -465,7 +477,8 @@ def compare(folder: Path, gpu: str, prefix: str) -> int:
                     if way == "compiled here":
                         program = tcemu.xla.compile(function, *operands, gpu=gpu, options=MODES[mode])
                     else:
-                        program = tcemu.xla.read(Path(dumped) / f"{mode}.{name}", target=gpu)[0]
+                        profile = folder if any(folder.rglob("*.xplane.pb")) else None
+                        program = tcemu.xla.read(Path(dumped) / f"{mode}.{name}", target=gpu, profile=profile)[0]
                     leaves = jax.tree.leaves(program.run(*jax.tree.leaves(operands))[0])
                 except Exception as error:
                     print(f"{mode}, {name}, {way}: {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -216,6 +216,8 @@ def scaled_dot_product_attention(
 
     Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
     """
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = (_lower(x) for x in (query, key, value, attn_mask))
     operands = (query, key, value)
     axes = 0 if attn_mask is None else attn_mask.ndim
     if (axes and is_causal) or axes > query.ndim or len({x.dtype for x in operands}) > 1:
@@ -254,6 +256,12 @@ def scaled_dot_product_attention(
     padded = [torch.nn.functional.pad(x, (0, -size % 8)) if size % 8 else x for x in (query, key, value)]
     scale = size**-0.5 if scale is None else scale
     return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
+
+
+def _lower(x: Any) -> Any:
+    """Cast a float to autocast's dtype, as a GPU's autocast does before `scaled_dot_product_attention`."""
+    lowers = x is not None and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(torch.get_autocast_dtype("cpu")) if lowers else x
 
 
 def facts_of_call(

@@ -6,18 +6,19 @@ in another way on a CPU than on a GPU are taken before, by a function mode.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.faces.torch.compiled_models import compile_with_graphs, find_optimizer
 from tcemu.faces.torch.cpu_formulas import attention_by_formula, empty_results, rms_norm_gradients
 from tcemu.faces.torch.exact_operations import RANDOM, arguments_by_name, find_exact, flat_tensors
 from tcemu.faces.torch.exchange import NUMPY_DTYPES, to_array, to_tensor
@@ -49,10 +50,15 @@ IN_ONE_ORDER = (
     "order, on the GPU too"
 )
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+OF_ATOMICS = ("in one of the orders that the GPU may take", "PTX, in one of the orders that the GPU may take")
 MOST_DESCRIBED = 6  # operands that a line of a report names
 
 
 # ---- where an operation runs
+
+
+def _runs_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 class ModulePaths:
@@ -81,7 +87,7 @@ class ModulePaths:
 
     def find(self) -> tuple[str, bool]:
         """Return the path of the operation that runs now, and whether a backward pass runs it."""
-        if torch._C._current_graph_task_id() != -1:
+        if _runs_backward():
             node = torch._C._current_autograd_node()
             return ("" if node is None else self.by_node.get(node._sequence_nr(), "")), True
         path = self.stack[-1] if self.stack else ""
@@ -109,6 +115,15 @@ class OperationMode(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         return self.emulation.compute(func, args, kwargs or {})
+
+
+class CompilableMode(OperationMode):
+    """The same around a function of which `torch.compile` captures parts, which the mode leaves alone."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell Dynamo to capture under this mode."""
+        return True
 
 
 @lru_cache(maxsize=4096)
@@ -210,9 +225,9 @@ class GpuEmulation:
     def __enter__(self) -> GpuEmulation:
         if self._open:
             raise RuntimeError("emulate: this block is open already")
-        if self.compiled is None:
+        if self.compiled is None:  # Dynamo would trace the hooks
             self._paths = ModulePaths(self.model)
-            self._open = [GpuDefaults(self.generator), FunctionChoices(self), OperationMode(self)]
+        self._open = [GpuDefaults(self.generator), FunctionChoices(self), OperationMode(self)]
         for mode in self._open:
             mode.__enter__()
         return self
@@ -226,7 +241,8 @@ class GpuEmulation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.compiled is not None:
-            return self._call_compiled(args, kwargs)
+            self._compiled_model = self._compiled_model or self.compile(self.model)
+            return self._compiled_model(*args, **kwargs)
         if self._open:
             return self.model(*args, **kwargs)
         with self:
@@ -241,39 +257,54 @@ class GpuEmulation:
 
     # ---- compiled graphs
 
-    def _call_compiled(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run the model by its compiled graphs: Dynamo captures it here too, only to learn the order of a graph's operands."""
-        if torch.is_grad_enabled():
-            raise NotModelled(
-                "compiled: graphs of training have no rule, since what they keep for the backward pass is the compiler's choice; call the "
-                "model under torch.no_grad() (faces/torch/gpu_emulation.py)"
-            )
-        run = self._compiled_model or torch.compile(self.model, backend=self._capture, fullgraph=True, dynamic=False)
-        self._compiled_model = run
-        try:
-            return run(*args, **kwargs)
-        except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
-            raise error.inner_exception from None
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs by the compiled graphs of the block, as `torch.compile(function)` does on the GPU.
 
-    def _capture(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
-        aot_autograd = importlib.import_module("torch._dynamo.backends.common").aot_autograd  # Dynamo takes seconds to import
-        return aot_autograd(fw_compiler=self._find_graph, keep_inference_input_mutations=True)(captured, operands)
+        Args:
+            function: The model, or the `step` of an optimizer that was compiled on the GPU too.
 
-    def _find_graph(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
-        graph = self.compiled.find(operands)
+        Raises:
+            TypeError: The block has no compiled graphs.
+        """
+        if self.compiled is None:
+            raise TypeError("emulate: compile needs graphs, as emulate(model, gpu=..., compiled=tcemu.inductor.read(folder))")
+        compiled, is_step = compile_with_graphs(function, self.compiled, self._run_graph), find_optimizer(function) is not None
+        if is_step and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            raise Unsupported(f"emulate: PyTorch {torch.__version__} compiles no optimizer within a block; PyTorch 2.11 does")
 
-        def run(*given: torch.Tensor) -> Any:
-            with OperationMode(self):
-                return graph.run(*given, target=self.gpu, watch=self._add_launch)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not self._open:
+                raise NotModelled(
+                    "compiled: outside of the block a model runs under torch.no_grad() alone, since its loss, the backward pass and the "
+                    "optimizer would be this CPU's; train within `with tcemu.torch.emulate(...)`"
+                )
+            modes, self._open = self._open, []  # Dynamo captures nothing under a dispatch mode
+            for mode in reversed(modes):
+                mode.__exit__(None, None, None)
+            try:
+                with CompilableMode(self) if is_step else nullcontext():
+                    return compiled(*args, **kwargs)
+            finally:
+                for mode in modes:
+                    mode.__enter__()
+                self._open = modes
 
-        return importlib.import_module("torch._functorch.aot_autograd").make_boxed_func(run)
+        return call
+
+    def _run_graph(self, graph: Any, operands: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        is_open = any(isinstance(mode, OperationMode) for mode in _get_current_dispatch_mode_stack())  # as in a backward pass
+        with nullcontext() if is_open else OperationMode(self):
+            return graph.run(*operands, target=self.gpu, watch=self._add_launch)
 
     def _add_launch(self, part: Any) -> None:
         """List the launch of a kernel; an operator has listed itself."""
-        if part.launch is not None:
-            doubts = "; ".join(part.launch.inexact)
-            evidence = Evidence(NOT_KNOWN, doubts) if doubts else Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx")
-            self._add((f"triton.{part.name}", "", False), _describe_operands(flat_tensors(part.operands)), "PTX", evidence)
+        if part.launch is None:
+            return
+        place, operands = (f"triton.{part.name}", "", _runs_backward()), _describe_operands(flat_tensors(part.operands))
+        if part.launch.inexact:
+            self._note_unknown(place, operands, "; ".join(part.launch.inexact), *OF_ATOMICS)
+        else:
+            self._add(place, operands, "PTX", Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx"))
 
     # ---- one operation
 
@@ -282,7 +313,7 @@ class GpuEmulation:
         name = _base_name(func)
         if func.is_view or func.namespace != "aten":
             return func(*args, **kwargs)
-        path, backward = ("", False) if self._paths is None else self._paths.find()
+        path, backward = ("", _runs_backward()) if self._paths is None else self._paths.find()
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))

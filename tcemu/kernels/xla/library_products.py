@@ -51,7 +51,8 @@ def read_profile(folder: str | Path) -> dict[str, dict[str, list[Launch]]]:
         folder: The folder, or its file *.xplane.pb.
 
     Returns:
-        By name of the module and name of the instruction the kernels of one execution.
+        The kernels of one execution, by the beginning of the names of the module's files in a dump, "module_0001.jit_f", and by the name of
+        the instruction.
 
     Raises:
         FileNotFoundError: There is no profile.
@@ -65,11 +66,12 @@ def read_profile(folder: str | Path) -> dict[str, dict[str, list[Launch]]]:
         for plane in ProfileData.from_file(str(path)).planes:
             for event in (event for line in plane.lines for event in line.events if plane.name.startswith("/device:GPU")):
                 facts = dict(event.stats)
-                if "hlo_op" in facts and "hlo_module" in facts:
+                if facts.keys() >= {"hlo_op", "hlo_module", "program_id"}:
                     details = DETAILS.search(str(facts.get("kernel_details", "")))  # copies and fills have none
                     x, y, z, *block = map(int, details.groups()) if details else (1,) * 6
                     launch = Launch(event.name, (x, y, z), (block[0], block[1], block[2]))
-                    found.setdefault(str(facts["hlo_module"]), {}).setdefault(str(facts["hlo_op"]), []).append(launch)
+                    module = f"module_{facts['program_id']:04}.{facts['hlo_module']}"
+                    found.setdefault(module, {}).setdefault(str(facts["hlo_op"]), []).append(launch)
     return {module: {name: _one_execution(launches) for name, launches in each.items()} for module, each in found.items()}
 
 

@@ -193,7 +193,7 @@ def read(folder: str | Path, *, target: str, profile: str | Path | None = None) 
         thunks = parse_thunks(*(each.read_text(encoding="utf-8") for each in texts.values()))
         ptx = [each.read_text(encoding="utf-8") for each in sorted(folder.glob(f"{stem}.*ptx"))]
         module = parse_module(path.read_text(encoding="utf-8"))
-        found.append(XlaProgram(module, buffers.read_text(encoding="utf-8"), thunks, ptx, target, launches.get(module.name)))
+        found.append(XlaProgram(module, buffers.read_text(encoding="utf-8"), thunks, ptx, target, launches.get(stem)))
     if not found:
         raise FileNotFoundError(f"{folder}: no file *{MODULE}; XLA writes it with --xla_dump_to={folder} --xla_dump_hlo_as_text")
     return tuple(found)
@@ -399,7 +399,7 @@ class _Machine:
         if name not in tiles:
             raise NotModelled(
                 f"{self.program.name}: {instruction.name} takes a tensor map of its operand {number}, whose tile the dump does not tell: "
-                f"compile with xla_gpu_experimental_enable_triton_tma=False. {MAPPED}"
+                f"compile with --xla_gpu_autotune_level=0, by which no kernel was seen to take one. {MAPPED}"
             )
         return next(each.shape for each in body if each.name == name), tiles[name]
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -327,7 +329,11 @@ def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: 
     if calls > 1:
         step = -(-step // ROWS_ALIKE) * ROWS_ALIKE
         flat = [np.concatenate([x, np.zeros((-count % step, x.shape[-1]), x.dtype)]) for x in flat]  # each size would be a program
-    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), max(step, 1))]
+    compute = lambda i: call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options)
+    parts = [compute(0)]  # which traces the program of the others
+    if calls > 1:  # NumPy releases the interpreter's lock within an operation
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts += pool.map(compute, range(step, count, step))
     join = lambda *x: np.concatenate(x)[:count].reshape(*shape[:-1], x[0].shape[-1])
     return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
 

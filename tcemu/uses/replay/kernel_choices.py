@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import BF16, F16, F32
+from tcemu.operations.functional.torch_cuda.product_kernels import nvjet_slices
 from tcemu.operations.products.library.kernel_recipe import Lanes, Merge, Slices
 
 PROPOSALS_FILE = Path(__file__).parent / "proposed_h100.json.xz"
@@ -108,13 +109,6 @@ def _merge(library: str, choice: KernelChoice) -> Merge:
 
 
 TILE = 64  # rows and columns of the tiles in which outputs are counted, and elements of K in a tile of 16-bit operands
-
-
-def nvjet_slices(k: int, count: int, grain: int) -> Slices:
-    """Return the slices of a kernel of nvjet; where the kernel's fault omits products at the end, without these."""
-    tail = k % TILE
-    dropped = tail if grain == TILE and tail and count > tail and k // TILE % count == 0 else 0
-    return Slices.even(k, count, grain, dropped=dropped) if count > 1 else Slices.single(k)
 
 
 class Proposals(NamedTuple):

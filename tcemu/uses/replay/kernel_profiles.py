@@ -20,6 +20,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, decompress_json
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32
+from tcemu.operations.functional.torch_cuda.product_kernels import nvjet_slices
 from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.operations.products.library.kernel_json import from_dict
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Merge, Steps
@@ -27,7 +28,7 @@ from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_di
 from tcemu.operations.products.recipes import Recipe, as_recipe
 from tcemu.uses.emulation.decisions import Choice
 from tcemu.uses.emulation.survey import Product
-from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, choice_order, list_proposals, nvjet_slices, proposed_orders
+from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, choice_order, list_proposals, proposed_orders
 from tcemu.uses.replay.predicted_orders import PROPOSED, OrderRules, RuleCount, predict_order, shipped_rules
 
 MEASURED = Path(__file__).parent / "measured"

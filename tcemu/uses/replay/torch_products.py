@@ -37,6 +37,7 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
     TorchProduct,
     ceil_div,
     check_product,
+    nvjet_slices,
     tensor_core,
 )
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
@@ -44,7 +45,7 @@ from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.operations.products.library.numpy_sums import multiply_by_numpy
 from tcemu.operations.products.recipe_kinds import ProductOperands
-from tcemu.uses.replay.kernel_choices import NOT_TOLD, ORDERS_FILE, STAGE_TILES, ChoiceTree, nvjet_slices, proposed_orders
+from tcemu.uses.replay.kernel_choices import NOT_TOLD, ORDERS_FILE, STAGE_TILES, ChoiceTree, proposed_orders
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
 
@@ -66,7 +67,9 @@ LT_WORKSPACE = 1 << 20  # bytes that PyTorch gives cuBLASLt, which computes prod
 ALIGNMENT = 8  # elements of 16 bits in 16 bytes
 TILES = (
     (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 32), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128),
+    (8, 64), (8, 128), (8, 192), (8, 256), (16, 64), (16, 128), (24, 64), (40, 64), (48, 64), (96, 64), (192, 128), (192, 64),
 )  # fmt: skip
+NVJET_TREE, LONGEST_K, MIN_CHUNK = "nvjet ", 28672, 21  # trees for aligned operands: name's beginning, K of the fit, tiles in a slice
 LEAF_SIZES = (20, 60, 200)  # proposals in a leaf from which it counts as another rule
 MEASURED, RECORDED, PROPOSED, RULE = "measured", "recorded kernels", "proposed", "by rule"
 
@@ -124,17 +127,23 @@ def recorded_launches() -> RecordedLaunches:
 
 
 def form_name(call: TorchProduct) -> str:
-    """Return the name of a product's tree, and of its curve of proposals."""
+    """Return the name of a product's dtype, memory order, bias and batch."""
     return f"{SHORT[call.dtype]}-{call.layout}{'-bias' if call.addend == 'columns' else ''}{'-batch' if call.batch > 1 else ''}"
+
+
+def tree_name(call: TorchProduct) -> str:
+    """Return the name of a product's tree."""
+    return f"{NVJET_TREE if call.batch == 1 and is_aligned(call) else ''}{form_name(call)}"
 
 
 def product_features(call: TorchProduct, sm_count: int) -> dict[str, int]:
     """Return what the nodes of a tree compare, in integers."""
     m, k, n, batch = call.m, call.k, call.n, call.batch
+    slices = np.maximum(1, (ceil_div(k, NVJET_GRAIN) - 1) // (MIN_CHUNK - 1))
     features = {
         "M": m, "N": n, "K": k, "batch": batch, "M*N": m * n, "batch*M*N": batch * m * n, "M*N*K": m * n * k, "K // 32": k // 32,
         "K // 64": k // 64, "1024*K*K // (M*N)": 1024 * k * k // (m * n), "1024*M // N": 1024 * m // n, "alignment of N": n & -n,
-        "alignment of K": k & -k, "alignment of M": m & -m,
+        "alignment of K": k & -k, "alignment of M": m & -m, "slices": slices, "M*N // slices": m * n // slices,
     }  # fmt: skip
     for rows, columns in TILES:
         tiles, name = ceil_div(m, rows) * ceil_div(n, columns) * batch, f"tiles of {rows} x {columns}"
@@ -204,6 +213,8 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
 
 # ---- the choice
 
+# shapes whose K may be cut: those for which an H100 proposed what trees of an H200's proposals tell (`list_proposals`), and all
+ON_ANOTHER_GPU = RuleCount(1857, 2017)
 TEACH = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
 
 
@@ -219,7 +230,8 @@ def choose_kernel(
 
     Args:
         call: The product.
-        gpu: "H200" or "H100". Trees were fitted on an H200's proposals; an H100 has as many multiprocessors, and its evidence says so.
+        gpu: "H200" or "H100". cuBLASLt was asked on an H200. An H100 has as many multiprocessors, but cuts K into other slices for 8 % of
+            the shapes where K may be cut, so that proposals and trees for aligned operands in 16 bits are refused there.
         library: "torch 2.11".
         launches: The product's kernels with their grids, as a profiler recorded them. They determine the order, whatever the rules say.
         min_probability: Rules that were right less often are not used.
@@ -241,7 +253,8 @@ def choose_kernel(
     known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    ruled = vector_choice(call, gpu) or proposed_choice(call, gpu) or nvjet_choice(call, gpu) or gradient_choice(call, gpu) or tree_choice(call, gpu)
+    first = (proposed_choice, nvjet_choice) if gpu in proposed_orders().gpu else (nvjet_choice, proposed_choice)
+    ruled = next(filter(None, (rule(call, gpu) for rule in (vector_choice, *first, gradient_choice, tree_choice))), None)
     if ruled is None:
         raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
@@ -311,7 +324,7 @@ def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
 
 
 def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> ProductChoice | None:
-    """Return the choice of a float32 product with one row, by its kernels or those of the recorded sizes around it; None where these differ.
+    """Return the choice of a float32 product with one row, by the kernels of its size or of the recorded sizes around it, if these agree.
 
     by_layer: The kernels of layers of sizes between the steps count.
     """
@@ -326,8 +339,8 @@ def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> Pro
     found, exact = orders[0], layer is not None or not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
     where = "" if gpu in table.gpu else f", assumed for an {gpu}"
     said = f"its kernel on an {table.gpu}" if exact else (
-        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} products "
-        "that it was tried on"
+        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} "
+        "products that it was tried on"
     )  # fmt: skip
     source, probability = (RECORDED, None) if exact else (RULE, table.tried.probability)
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, f"{said}{where}; {found.evidence}", probability)
@@ -348,7 +361,7 @@ def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     if not order:
         return None
     why = f"{table.library} proposed this order on {table.date}"
-    count = RuleCount(*table.launched)
+    count = ON_ANOTHER_GPU if is_aligned(call) and gpu not in table.gpu else RuleCount(*table.launched)
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu, source=PROPOSED, found_on=table.gpu)
 
 
@@ -358,6 +371,7 @@ def is_aligned(call: TorchProduct) -> bool:
     return BYTES[call.format] == 2 and not any(length % ALIGNMENT for length in lines)
 
 
+NVJET_WORKSPACE = RuleCount(91883, 91883)  # drawn products with a bias of tests/gpu_runs/model_products.py: none was cut
 NVJET_BATCH = RuleCount(1116, 1116)  # bmm of aligned operands in both runs of torch_products.py: none was cut
 FLOAT32_GRADIENTS = RuleCount(42_912, 42_912)  # proposals for gradients of eager attention, float32_products.py: each one chain
 
@@ -367,6 +381,9 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     if not is_aligned(call):
         return None
     rules = shipped_rules()
+    if call.addend == "columns" and 2 * call.m * call.n * BYTES[F32] > LT_WORKSPACE and call.batch == 1:
+        why = f"the workspace of {LT_WORKSPACE:,} bytes holds no two slices of {call.m * call.n:,} outputs in f32"
+        return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", why, NVJET_WORKSPACE, gpu)
     if call.batch > 1:
         return _ruled(
             call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", "nvjet cuts no batch", NVJET_BATCH, gpu
@@ -393,14 +410,16 @@ def gradient_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
 
 def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     """Return the choice of a product by the tree of its form; None where it has no leaf."""
-    rules, form = product_rules(), form_name(call)
-    if form not in rules.forms or min(call.m, call.n) < 2 or call.k < 2:
+    rules, form = product_rules(), tree_name(call)
+    aligned = form.startswith(NVJET_TREE)
+    if form not in rules.forms or (call.k > LONGEST_K if aligned else min(call.m, call.n, call.k) < 2):
         return None
     found = rules.forms[form].find(product_features(call, rules.sm_count))
     if found is None:
         return None
     order, proposals, _ = found
     count = rules.counts.get(leaf_rule(form, order[0], proposals), RuleCount(0, 0))
+    count = ON_ANOTHER_GPU if aligned and gpu not in rules.gpu else count
     why = f"cuBLASLt proposed this order for all {proposals} shapes of a leaf of the tree {form!r}"
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu)
 

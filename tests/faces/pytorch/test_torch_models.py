@@ -1,7 +1,7 @@
 """Whole models by `tcemu.torch.emulate(model, gpu="H200")`, from their inputs alone, beside the digests of every operation on an H200.
 
-`models_h200.json.xz` has runs of small Hugging Face models (tests/gpu_runs/model_operations.py): the first eight digits of the digest of each
-float result. Up to the first operation that the report names as not known, all results are equal; where it names none, all are.
+`models_h200.json.xz` has runs of small Hugging Face models (tests/gpu_runs/model_operations.py): the first eight digits of the digest of
+each float result. Up to the first operation that the report names as not known, all results are equal; where it names none, all are.
 """
 
 import importlib.util
@@ -36,7 +36,12 @@ def recorded():
     return json.loads(lzma.decompress((TESTS / "golden/models_h200.json.xz").read_bytes()))
 
 
-@pytest.mark.parametrize("name", sample_cases(sorted(recorded()["cases"]), CHEAP))
+def chosen_names():
+    """Whisper's convolutions of one axis are held to words by tests/uses/replay/test_torch_convolutions.py."""
+    return sorted(name for name in recorded()["cases"] if not name.startswith("whisper"))
+
+
+@pytest.mark.parametrize("name", sample_cases(chosen_names(), CHEAP))
 def test_every_operation_of_a_model_has_the_words_of_an_h200(name):
     models, case = script(), recorded()["cases"][name]
     model, run = models.make(name, "cpu")

@@ -97,6 +97,19 @@ def test_autocast_has_the_list_of_a_gpu():
     assert operands["aten.addmm"].startswith("bfloat16") and operands["aten.native_layer_norm"].startswith("float32")
 
 
+def test_autocast_lowers_the_operands_of_attention():
+    """Rotary embedding in float32 leaves queries and keys of another dtype than values; a float32 mask is lowered too."""
+    q, v = torch.randn(1, 2, 16, 64), torch.randn(1, 2, 16, 64).bfloat16()
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100") as emulated, torch.autocast("cpu", torch.bfloat16):
+        y = torch.nn.functional.scaled_dot_product_attention(q, q, v)
+        masked = torch.nn.functional.scaled_dot_product_attention(q, q, v, attn_mask=torch.zeros(16, 16))
+    names = [line.operator for line in emulated.report()]
+    assert y.dtype == masked.dtype == torch.bfloat16 and "aten._scaled_dot_product_cudnn_attention" in names
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):
+        expected = torch.nn.functional.scaled_dot_product_attention(q.bfloat16(), q.bfloat16(), v)
+    assert torch.equal(y, expected)
+
+
 def test_the_order_of_a_sum_is_the_gpus():
     x = (np.random.default_rng(0).standard_normal(4096) * 100).astype(np.float32)
     with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100"):

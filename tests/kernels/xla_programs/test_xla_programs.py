@@ -16,6 +16,7 @@ from tcemu.base.errors import NotModelled
 from tcemu.kernels.xla.element_moves import evaluate_movement
 from tcemu.kernels.xla.hlo_text import DTYPES, ArrayShape, Slice, Thunk, parse_buffers, parse_literal, parse_module, parse_thunks
 from tcemu.kernels.xla.tile_maps import find_tiles, tile_map
+from tcemu.operations.functional.torch_cuda.product_kernels import Launch, TorchProduct, order_of_kernels
 
 TESTS = Path(__file__).parents[2]
 RECORDED = TESTS / "golden" / "xla_h200.tar.xz"
@@ -88,6 +89,30 @@ def test_a_product_of_cublaslt_without_a_profile(recorded):
     assert count_wrong(recorded, "libraries.int8_96x160x64", GROUPS["held"]["int8_96x160x64"])[0] == [0]
     with pytest.raises(FileNotFoundError, match="xplane"):
         tcemu.xla.read(recorded[0] / f"libraries.{LIBRARY[0]}", target="H200", profile=recorded[0] / "untimed.found_places")
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "slices"),
+    [
+        ("cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4", (8, 2, 4), 4),
+        (
+            "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x128x32_execute_segment_k_off_kernel__5x_cublas",
+            (64, 2, 1),
+            1,
+        ),
+        (
+            "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_execute_kernel__5x_cublas",
+            (7, 3, 1),
+            1,
+        ),
+    ],
+)
+def test_kernels_of_tf32_by_name(name, grid, slices):
+    recipe = order_of_kernels([Launch(name, grid, (128, 1, 1))], TorchProduct("float32", 128, 768, 768)).recipe
+    assert str(recipe.a) == "tf32" and recipe.unit.op.k == 8 and len(recipe.slices.edges) == slices + 1
+    if name.startswith("sm80"):
+        with pytest.raises(NotModelled, match="cuts K, for which no order was seen"):
+            order_of_kernels([Launch(name, (7, 3, 2))], TorchProduct("float32", 128, 768, 768))
 
 
 def test_attention_by_cudnn_and_its_gradient(recorded):
@@ -327,7 +352,7 @@ def test_a_tile_that_the_dump_does_not_tell(recorded):
     entry = program.module.computations[program.module.entry]
     replaced = tuple(each._replace(attributes=each.attributes.replace("output_tiles", "none")) for each in entry)
     program.module = program.module._replace(computations={**program.module.computations, program.module.entry: replaced})
-    with pytest.raises(NotModelled, match=r"tensor map of its operand 0, whose tile the dump does not tell: .*triton_tma=False"):
+    with pytest.raises(NotModelled, match=r"tensor map of its operand 0, whose tile the dump does not tell: .*autotune_level=0"):
         program.run(*GROUPS["products"]["int8_16x16x16"])
 
 

@@ -106,7 +106,10 @@ def test_layers_of_small_models_are_known_or_open(tokens):
     """BERT, GPT-2, ViT and a small Llama: forwards, gradients of inputs and of weights."""
     for h in (256, 384, 512, 768):
         for k, n in ((h, h), (h, 4 * h), (4 * h, h)):
-            calls = [TorchProduct("float32", tokens, k, n, 1, layout, addend) for layout, addend in (("rc", None), ("rc", "columns"), ("rr", None))]
+            calls = [
+                TorchProduct("float32", tokens, k, n, 1, layout, addend)
+                for layout, addend in (("rc", None), ("rc", "columns"), ("rr", None))
+            ]
             for call in (*calls, TorchProduct("float32", k, tokens, n, 1, "cr")):
                 try:
                     assert choose_kernel(call).recipe.slices.k == call.k

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from math import e, log, log2
 from typing import Any, NamedTuple
 
@@ -216,7 +217,7 @@ def multiply_split_by_rows(a: Array, b: Array, c: Array) -> Array:
     a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)]) for x in (a, b))
     (left, right), total = (_split(x) for x in (a, b)), Value(c)
     edges = [0, *range(TF32_STEP, a.shape[-1], SPLIT_TILE), a.shape[-1]]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         parts = [tuple(x[..., start:end] for x in operand) for operand in (left, right)]
         total = total + Value(_multiply_steps((end - start) // TF32_STEP, *parts))
     return total.codes

@@ -1,4 +1,4 @@
-"""The package's tables of float32 products of PyTorch: `python benchmarks/float32_products.py FOLDER ...`.
+"""The package's tables of float32 products of PyTorch: `python benchmarks/float32_product_tables.py FOLDER ...`.
 
 The folders have what `tests/gpu_runs/float32_products.py` wrote on a GPU: cuBLASLt's proposals for layers over the number of tokens, and
 kernels of products with one row. The first are held to the numbers of tokens that were asked about apart and to the launches that the
@@ -117,7 +117,9 @@ def read_vectors(path: Path) -> dict[TorchProduct, tuple[Launch, ...]]:
         call = TorchProduct(*product)
         launches = [Launch(file["kernels"][number], *map(tuple, sizes)) for number, *sizes in kernels]
         found[call] = tuple(
-            launch._replace(grid=(1, 1, launch.grid[2] // call.batch)) for launch in launches if not re.search("at::native|memcpy", launch.name)
+            launch._replace(grid=(1, 1, launch.grid[2] // call.batch))
+            for launch in launches
+            if not re.search("at::native|memcpy", launch.name)
         )
     return found
 
@@ -213,9 +215,15 @@ def main() -> int:
     right, asked, wrong = compare([path for folder in args.folders for path in folder.glob("labels.json.xz")])
     print(f"{right:,} of {asked:,} launched products have the order of their proposal", *wrong, sep="\n")
     tried, total, without, differ = try_vectors(every)
-    print(f"{tried:,} of {total:,} products with one row have the order of the sizes around them; others: {dict(without)}", *differ, sep="\n")
+    print(
+        f"{tried:,} of {total:,} products with one row have the order of the sizes around them; others: {dict(without)}", *differ, sep="\n"
+    )
     if args.write:
-        print(write(SMALL_LAYERS_FILE, head | {"launched": [right + agreed, asked + of]} | table), write(VECTORS_FILE, rows | {"tried": [tried, total]}), sep="\n")
+        print(
+            write(SMALL_LAYERS_FILE, head | {"launched": [right + agreed, asked + of]} | table),
+            write(VECTORS_FILE, rows | {"tried": [tried, total]}),
+            sep="\n",
+        )
     return 0
 
 
