@@ -105,8 +105,8 @@ def test_sums_that_are_said_to_have_one_order_repeat_on_an_h200():
 
 
 def test_enough_heads_leave_a_head_to_one_thread_block():
-    assert cutlass_splits(256, 128, 64, deterministic=False) == 1 and cutlass_splits(256, 129, 64, deterministic=False) == 3
-    assert cutlass_splits(4, 500, 160, deterministic=False) == 8 and cutlass_splits(150, 500, 160, deterministic=False) == 1
+    assert cutlass_splits(256, 2, 64, deterministic=False) == 1 and cutlass_splits(256, 3, 64, deterministic=False) == 3
+    assert cutlass_splits(4, 8, 160, deterministic=False) == 8 and cutlass_splits(150, 8, 160, deterministic=False) == 1
 
 
 @pytest.mark.parametrize("name", GOLDEN["one query"])
