@@ -219,10 +219,11 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled("cpu"):
         attn_mask, value, key, query = (_lower(x) for x in (attn_mask, value, key, query))  # in the order of the GPU's copies
     operands = (query, key, value)
-    if (attn_mask is not None and is_causal) or len({x.dtype for x in operands}) > 1:
+    axes = 0 if attn_mask is None else attn_mask.ndim
+    if (axes and is_causal) or axes > query.ndim or len({x.dtype for x in operands}) > 1:
         raise RuntimeError(
-            f"scaled_dot_product_attention: got {', '.join(str(x.dtype) for x in operands)}, {is_causal=}, and "
-            f"{'an' if attn_mask is not None else 'no'} attn_mask; PyTorch refuses other dtypes, and a mask beside is_causal"
+            f"scaled_dot_product_attention: got {', '.join(str(x.dtype) for x in operands)} with {query.ndim} axes, {is_causal=} and an "
+            f"attn_mask with {axes} axes; PyTorch refuses dtypes that differ, a mask beside is_causal and one with more axes"
         )
     if any(x.is_nested for x in operands):
         raise NotModelled(

@@ -105,8 +105,8 @@ def test_sums_that_are_said_to_have_one_order_repeat_on_an_h200():
 
 
 def test_enough_heads_leave_a_head_to_one_thread_block():
-    assert cutlass_splits(256, 128, 64, deterministic=False) == 1 and cutlass_splits(256, 129, 64, deterministic=False) == 3
-    assert cutlass_splits(4, 500, 160, deterministic=False) == 8 and cutlass_splits(150, 500, 160, deterministic=False) == 1
+    assert cutlass_splits(256, 2, 64, deterministic=False) == 1 and cutlass_splits(256, 3, 64, deterministic=False) == 3
+    assert cutlass_splits(4, 8, 160, deterministic=False) == 8 and cutlass_splits(150, 8, 160, deterministic=False) == 1
 
 
 @pytest.mark.parametrize("name", GOLDEN["one query"])
@@ -199,6 +199,11 @@ def test_the_number_of_splits():
         (lambda q, k, v: attention(q, k, v, backend="flash", scale=-1.0), NotModelled, "positive scales"),
         (lambda q, k, v: attention(q[:, :, :1], *(np.tile(x, (1, 1, 11, 1)) for x in (k, v)), backend="cudnn"), NotModelled, "four warps"),
         (lambda q, k, v: attention(*(x[:, :1] for x in (q, k, v)), backend="math"), NotModelled, "one head in all"),
+        (
+            lambda *x: attention(*(np.tile(y, 3) for y in x), backend="efficient", dropout=AttentionDropout(0.5, 0, 0)),
+            NotModelled,
+            "dropout with head size 192",
+        ),
     ],
 )
 def test_what_is_refused(call, error, said):

@@ -131,6 +131,8 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
             raise NotModelled(
                 f"efficient: got head size {size}; known are multiples of 8 up to 128, and of 32 above (torch_cuda/fused_attention.py)"
             )
+        if drops and size > 128:
+            raise NotModelled(f"efficient: got dropout with head size {size}; known are sizes up to 128 (torch_cuda/fused_attention.py)")
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
     if queries == 1 and keys > ONE_QUERY_KEYS:
         raise NotModelled(
