@@ -122,6 +122,7 @@ def test_a_compiled_training_step_gives_the_gpus_words(recorded, name):
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that Dynamo imports for an optimizer
 def test_a_compiled_optimizer_gives_the_gpus_words(recorded):
     """Dynamo's order of an optimizer's operands changes between versions of PyTorch: another one finds no graph."""
     facts, (model, loss_of) = json.loads((recorded / "mlp.json").read_text()), make_training("mlp", "cpu")
