@@ -273,8 +273,8 @@ class GpuEmulation:
         version = self.library.removeprefix("torch ")
         if is_step and not torch.__version__.startswith(f"{version}."):
             raise Unsupported(
-                f"emulate: a compiled optimizer needs PyTorch {version} here, and this is {torch.__version__}: the order in which Dynamo takes "
-                "an optimizer's tensors changes between versions"
+                f"emulate: a compiled optimizer needs PyTorch {version} here, and this is {torch.__version__}: the order in which Dynamo "
+                "takes an optimizer's tensors changes between versions"
             )
 
         def call(*args: Any, **kwargs: Any) -> Any:
