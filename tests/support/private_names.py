@@ -8,6 +8,12 @@ PRIVATE_NAMES = {
     "tcemu/base/jax_internals.py": ["tracer._trace"],
     "tcemu/cli.py": ["_command_parser(root, name)._actions", "argparse._SubParsersAction", "os._exit", "root._actions"],
     "tcemu/faces/commands/verify_commands.py": ["os._exit"],
+    "tcemu/faces/torch/compiled_models.py": [
+        "torch._C",
+        "torch._C._autograd",
+        "torch._C._autograd._get_current_graph_task_keep_graph",
+        "torch._ops",
+    ],
     "tcemu/faces/torch/cpu_formulas.py": ["func._schema"],
     "tcemu/faces/torch/exact_operations.py": ["func._schema"],
     "tcemu/faces/torch/function_choices.py": [

@@ -265,12 +265,17 @@ class GpuEmulation:
 
         Raises:
             TypeError: The block has no compiled graphs.
+            Unsupported: PyTorch here is of another version than the library, and the function is an optimizer's.
         """
         if self.compiled is None:
             raise TypeError("emulate: compile needs graphs, as emulate(model, gpu=..., compiled=tcemu.inductor.read(folder))")
         compiled, is_step = compile_with_graphs(function, self.compiled, self._run_graph), find_optimizer(function) is not None
-        if is_step and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-            raise Unsupported(f"emulate: PyTorch {torch.__version__} compiles no optimizer within a block; PyTorch 2.11 does")
+        version = self.library.removeprefix("torch ")
+        if is_step and not torch.__version__.startswith(f"{version}."):
+            raise Unsupported(
+                f"emulate: a compiled optimizer needs PyTorch {version} here, and this is {torch.__version__}: the order in which Dynamo "
+                "takes an optimizer's tensors changes between versions"
+            )
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not self._open:
