@@ -328,6 +328,8 @@ class GpuEmulation:
                 empty[i] = _write_result(out, to_tensor(found), bool(outs))
             elif not outs:
                 empty[i] = None
+        if answer.channels_last and empty[0].ndim > 3:
+            empty[0] = empty[0].contiguous(memory_format=torch.channels_last if empty[0].ndim == 4 else torch.channels_last_3d)
         if not func._schema.returns:
             return answer, None
         if outs:
