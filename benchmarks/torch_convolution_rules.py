@@ -1,13 +1,14 @@
 """What cuDNN took for PyTorch's convolutions: `python benchmarks/torch_convolution_rules.py --help`.
 
 The files are those that `tests/gpu_runs/convolution_kernels.py` wrote on a GPU (`names`, and the kernels of `words`). The calls of
-`--layers` become the package's recorded launches. A tree is fitted for each form on the shapes of `--layers` and `--fit`, and tried on
-those of `--try`, which were drawn by another seed.
+`--layers` become the package's recorded launches. A tree is fitted for each form on the shapes of `--layers` and `--fit`; how often each
+leaf is right is counted on those of `--try`, and the leaves that are right often enough are held to those of `--hold`.
 """
 
 import argparse
 import json
 import lzma
+import math
 import re
 import sys
 from ast import literal_eval
@@ -23,6 +24,8 @@ from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.convolution_kernels import BESIDE, FORWARD, OF_INPUT, OF_WEIGHT, order_of_convolution
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch
 from tcemu.uses.replay.kernel_choices import ChoiceTree
+from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY
+from tcemu.uses.replay.predicted_orders import RuleCount
 from tcemu.uses.replay.torch_convolutions import (
     LAUNCHES_FILE,
     LAUNCHES_KIND,
@@ -35,14 +38,13 @@ from tcemu.uses.replay.torch_convolutions import (
     convolution_features,
     form_name,
     kernel_facts,
-    leaf_rule,
     order_label,
     takes_cudnn,
 )
 
 HEAD = {"gpu": "NVIDIA H200", "library": "torch 2.11.0+cu130, cuDNN 9.19"}
 DIRECTIONS = {"y": FORWARD, "dx": OF_INPUT, "dw": OF_WEIGHT}
-REDUCES = r"ReduceSplitK|splitKreduce"
+REDUCES = r"ReduceSplitK|splitKreduce|execute_split_k_kernel"
 Calls = dict[ConvolutionCall, tuple[Launch, ...]]
 
 
@@ -68,9 +70,14 @@ def shorten(name: str) -> str:
     if found:
         return found[0]
     if reduced := re.search(REDUCES, name):
-        return reduced[0]
+        return reduced[0]  # a name that says enough
     name = re.sub(r"cudnn::\w+::|cudnn::|cutlass__5x_cudnn::|^void ", "", name.partition("(")[0])
     return name[:200]
+
+
+def slices_of(launch: Launch) -> int:
+    """Return what the rows read of a grid: its third side, or the number of its blocks."""
+    return math.prod(launch.grid) if "segment_k_on" in launch.name else launch.grid[2]
 
 
 def read(paths: list[Path]) -> Calls:
@@ -88,7 +95,7 @@ def read(paths: list[Path]) -> Calls:
                 continue
             launches = [Launch(kernel[0] if names is None else names[kernel[0]], tuple(kernel[1] or (1, 1, 1))) for kernel in kernels]
             kept = [one for one in launches if re.search(REDUCES, one.name) or not re.search(BESIDE, one.name)]
-            found[call] = tuple(Launch(shorten(one.name), (1, 1, one.grid[2])) for one in kept)
+            found[call] = tuple(Launch(shorten(one.name), (1, 1, slices_of(one))) for one in kept)
     return found
 
 
@@ -117,6 +124,21 @@ def fit(calls: list[ConvolutionCall], labels: list[tuple]) -> ChoiceTree:
     return ChoiceTree([list(label) for label in orders], grow(x, y, names, thresholds, unknown))
 
 
+def with_counts(tree: ChoiceTree) -> ChoiceTree:
+    """Return a tree whose leaves have choices of their own: a label, and how often it was right of how many shapes that were tried."""
+    choices = []
+
+    def number(node: list) -> list:
+        if len(node) == 4:
+            return [*node[:2], *map(number, node[2:])]
+        if node:
+            choices.append([tree.choices[node[0]], 0, 0])
+            return [len(choices) - 1, node[1]]
+        return []
+
+    return ChoiceTree(choices, number(tree.root))
+
+
 def write(path: Path, content: dict) -> None:
     text = json.dumps(content, separators=(",", ":"))
     path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
@@ -142,42 +164,43 @@ def write_launches(calls: Calls, date: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("layers", "fit", "try"):
+    for name in ("layers", "fit", "try", "hold"):
         parser.add_argument(f"--{name}", nargs="*", type=Path, default=[])
     parser.add_argument("--date", default="2026-11-28")
     parser.add_argument("--write", action="store_true")
     args = vars(parser.parse_args())
-    layers, fitted, tried = (read(args[name]) for name in ("layers", "fit", "try"))
-    forms, counts = {}, defaultdict(lambda: [0, 0])
-    by_form = defaultdict(list)
+    layers, fitted, tried, held = (read(args[name]) for name in ("layers", "fit", "try", "hold"))
+    forms, by_form = {}, defaultdict(list)
     for call, launches in (layers | fitted).items():
         by_form[form_name(call)].append((call, label_of(call, launches)))
     for form, rows in sorted(by_form.items()):
         if len(rows) >= 10 * MIN_LEAF:
-            forms[form] = fit(*map(list, zip(*rows, strict=True)))
-    asked, answered, right = Counter(), Counter(), Counter()
-    for call, launches in tried.items():
-        form = form_name(call)
-        if form not in forms or call in layers or call in fitted:
-            continue
-        asked[form] += 1
-        found = forms[form].find(convolution_features(call))
-        if found is None or found[0][0] == OPEN:
-            continue
-        is_right = tuple(found[0]) == label_of(call, launches)
-        answered[form] += 1
-        right[form] += is_right
-        count = counts[leaf_rule(form, found[1])]
-        count[0] += is_right
-        count[1] += 1
-    for form in forms:
-        print(f"{form}: {len(by_form[form])} shapes; of {asked[form]} others {answered[form]} have a leaf, {right[form]} right")
-    for name, (good, all_) in sorted(counts.items()):
-        print("   ", name, good, all_, round((good + 0.5) / (all_ + 1), 3))
+            forms[form] = with_counts(fit(*map(list, zip(*rows, strict=True))))
+    for right, calls in ((True, tried), (False, held)):  # leaves are counted on `--try`, and their rules held to `--hold`
+        asked, answered, good = Counter(), Counter(), Counter()
+        for call, launches in calls.items():
+            form = form_name(call)
+            if form not in forms or call in layers or call in fitted or (not right and call in tried):
+                continue
+            asked[form] += 1
+            found = forms[form].find(convolution_features(call))
+            if found is None or found[0][0][0] == OPEN:
+                continue
+            leaf = found[0]
+            is_right = tuple(leaf[0]) == label_of(call, launches)
+            if right:
+                leaf[1], leaf[2] = leaf[1] + is_right, leaf[2] + 1
+            elif RuleCount(*leaf[1:]).probability < MIN_PROBABILITY:
+                continue
+            answered[form] += 1
+            good[form] += is_right
+        for form in forms if asked else ():
+            print(f"{form}: {len(by_form[form])} shapes; of {asked[form]} others {answered[form]} have a leaf, {good[form]} right")
+        print("in all", sum(asked.values()), sum(answered.values()), sum(good.values()))
     if args["write"]:
         write_launches(layers, args["date"])
         head = {"kind": RULES_KIND, "version": RULES_VERSION, **HEAD, "date": args["date"]}
-        write(RULES_FILE, head | {"forms": {name: list(tree) for name, tree in forms.items()}, "counts": dict(counts)})
+        write(RULES_FILE, head | {"forms": {name: list(tree) for name, tree in forms.items()}})
     return 0
 
 

@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DT = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32}
 A = torch.ops.aten
 MODES = [(d, last) for d in ("tf32", "bfloat16", "float16", "float32") for last in (False, True)]
-MOST = 768
+MOST = int(os.environ.get("MOST", "768"))
 PARTS = ("y", "dx", "dw")
 
 
@@ -195,14 +195,17 @@ def record_words(out):
     watch = Watch()
     count = 0
     first, shard, shards = map(int, os.environ.get("CASES", "0,0,1").split(","))
-    for c in list(cases())[first:][shard::shards]:
+    listed = list(cases())
+    if seed := int(os.environ.get("SEED", "0")):  # shapes of which a CPU can compute the words
+        listed = [c for c in dict.fromkeys(model_like(seed, 4000)) if np.prod(output_shape(c)) * np.prod(c[1][1:]) < 1 << 26]
+    for c in listed[first:][shard::shards]:
         drawn = [
             draw(f"{part}{c}", shape) for part, shape in (("x", c[0]), ("w", c[1]), ("g", output_shape(c)), ("b", (output_shape(c)[1],)))
         ]
         drawn[1] *= np.float32(float(np.prod(c[1][1:])) ** -0.5)
         on = [torch.from_numpy(d).to(DEVICE) for d in drawn]
         for dtype, last in MODES:
-            if (last and len(c[0]) == 3) or (last and dtype == "float32" and count % 4):
+            if (last and len(c[0]) == 3) or (dtype == "float32" and (last or seed) and count % 4):
                 continue
             if time.time() - START > LIMIT:
                 continue
@@ -308,6 +311,24 @@ def order(c, dtype, last, which):
     return {"first": np.array(firsts), "js": np.array(js), "counts": np.array(rows, np.float32), "depth": np.array(depth)}
 
 
+def depthwise_order(c, dtype, last, which):
+    """Terms outside the least subtree of taps i and j: each channel has a pair of its own."""
+    unit, big = (2.0**-12, 2.0**15) if dtype == "float16" else (1.0, 2.0**60)
+    window, channels, y = int(np.prod(c[1][2:])), c[0][1], output_shape(c)
+    pairs = [(i, j) for i in range(window) for j in range(window) if i != j]
+    middle = tuple(n // 2 // s * s for n, s in zip((y if which == "y" else c[0])[2:], c[2], strict=True))
+    found = []
+    for start in range(0, len(pairs), channels):
+        part = pairs[start : start + channels]
+        w = torch.full((c[1][0], window), unit, device=DEVICE)
+        for channel, (i, j) in enumerate(part):
+            w[channel, i], w[channel, j] = big, -big
+        x, g = (torch.full(shape, unit, device=DEVICE) for shape in (c[0], y))
+        x, w, g = (lay(t.to(DT[dtype]), last) for t in (x, w.reshape(c[1]), g))
+        found += (call(c, x, w, g, which).float()[(0, slice(None), *middle)][: len(part)] / unit**2).tolist()
+    return {"first": np.array(pairs), "js": np.array(middle), "counts": np.array(found, np.float32), "depth": np.array(window)}
+
+
 def record_orders(out):
     kernels = json.loads(Path(f"{out}/words_kernels.json").read_text())[0]
     seen, kept, errors = set(), {}, {}
@@ -318,12 +339,13 @@ def record_orders(out):
             continue
         c, dtype, last = by_name[name]
         key = (which, tuple((n[0], n[1] and (n[1][2] > 1)) for n in found))
-        if key in seen or c[5] > 1 or c[6]:
+        depthwise = c[5] > 1 and c[1][1] == 1 and c[0][1] == c[1][0] and which != "dw"
+        if key in seen or (c[5] > 1 and not depthwise) or c[6]:
             continue
         seen.add(key)
         set_mode(dtype)
         try:
-            for k, value in order(c, dtype, last, which).items():
+            for k, value in (depthwise_order if depthwise else order)(c, dtype, last, which).items():
                 kept[f"{full}#{k}"] = value
         except (RuntimeError, IndexError) as error:
             errors[full] = f"{type(error).__name__}: {str(error)[:200]}"

@@ -46,6 +46,7 @@ F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np
 FLOATS = (BF16, F16, F32)
 PLACEMENT = ("layout", "device", "pin_memory", "memory_format", "non_blocking")  # arguments that change no bits
 GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels last"
 MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
 ROWS_ALIKE = 8  # rows after which a row begins at the same place in a vector again
 CHUNK = 1 << 16  # elements that a formula takes at once, so that they stay in the cache
@@ -82,7 +83,7 @@ class Answer(NamedTuple):
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
         states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
         recipe: The order of a product.
-        channels_last: The first result lies with its channels last, which PyTorch's tensors without memory do not say.
+        memory_format: How the first result lies, where PyTorch's tensors without memory say otherwise: CONTIGUOUS or CHANNELS_LAST.
     """
 
     results: tuple[np.ndarray | None, ...]
@@ -91,7 +92,7 @@ class Answer(NamedTuple):
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
     states: Mapping[int, np.ndarray] = MappingProxyType({})
     recipe: KernelRecipe | None = None
-    channels_last: bool = False
+    memory_format: str | None = None
 
 
 @dataclass(frozen=True)
@@ -746,7 +747,8 @@ def _mse_loss(call: Call) -> Answer:
 
 def _mse_loss_backward(call: Call) -> Answer:
     operands = [np.ascontiguousarray(call[name]) for name in ("grad_output", "self", "target")]
-    return Answer((call_by_numpy(losses.mse_loss_backward, *operands, REDUCTIONS[call["reduction"]]),), "mse_loss_backward", CENSUS)
+    found = call_by_numpy(losses.mse_loss_backward, *operands, REDUCTIONS[call["reduction"]])
+    return Answer((found,), "mse_loss_backward", CENSUS, memory_format=CONTIGUOUS)
 
 
 def _embedding_backward(call: Call) -> Answer:
@@ -892,7 +894,7 @@ def _convolution(call: Call) -> Answer:
     x, weight = call["input"], call["weight"]
     options = _convolution_options(call, x, weight)
     found, choices = torch_convolutions.convolution(x, weight, call["bias"], **options)
-    return Answer((found,), *_convolution_evidence(choices), channels_last=options["channels_last"])
+    return Answer((found,), *_convolution_evidence(choices), memory_format=CHANNELS_LAST if options["channels_last"] else None)
 
 
 def _convolution_backward(call: Call) -> Answer:
@@ -904,12 +906,8 @@ def _convolution_backward(call: Call) -> Answer:
     kernel, evidence = _convolution_evidence(choices)
     of_bias_ = None
     if of_bias:
-        # cuDNN's layout of the gradient, which PyTorch gives it before it adds
-        laid = (
-            np.moveaxis(np.ascontiguousarray(np.moveaxis(grad, 1, -1)), -1, 1) if options["channels_last"] else np.ascontiguousarray(grad)
-        )
         axes = [0, *range(2, grad.ndim)]
-        summed = replace(call, name="sum", arguments={"self": laid, "dim": axes, "keepdim": False, "dtype": None}, dtypes=(grad.dtype,))
+        summed = replace(call, name="sum", arguments={"self": grad, "dim": axes, "keepdim": False, "dtype": None}, dtypes=(grad.dtype,))
         answer = _reduce("sum")(summed)
         of_bias_, kernel = answer.results[0], "; ".join(filter(None, (kernel, f"gradient of the bias: {answer.kernel}")))
         evidence = evidence if choices else answer.evidence

@@ -288,11 +288,10 @@ def _join_halves(sums: np.ndarray) -> np.ndarray:
 # ---- the choice of the order
 
 RULES_FILE, LAUNCHES_FILE = (Path(__file__).parent / f"torch_convolution_{name}.json.xz" for name in ("rules", "launches"))
-RULES_KIND, RULES_VERSION, RULES_FIELDS = "tcemu torch convolution rules", 1, ("gpu", "library", "date", "forms", "counts")
+RULES_KIND, RULES_VERSION, RULES_FIELDS = "tcemu torch convolution rules", 1, ("gpu", "library", "date", "forms")
 LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch convolution launches", 1
 LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "lists", "shapes", "calls")
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-LEAF_SIZES = (20, 40, 80, 160, 320)  # shapes in a leaf from which it counts as another rule
 OPEN, FIT = "open", "fit"
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 64), (256, 128), (64, 32), (128, 32))
 RECORDED, RULE, SOURCE = "recorded kernels", "by rule", "PyTorch's source"
@@ -337,8 +336,7 @@ class ConvolutionRules(NamedTuple):
     """The contents of `torch_convolution_rules.json.xz`."""
 
     gpu: str
-    forms: dict[str, ChoiceTree]  # by `form_name`, of orders by `order_label`
-    counts: dict[str, RuleCount]  # by form and size of the leaf, on shapes that no tree was fitted on
+    forms: dict[str, ChoiceTree]  # by `form_name`; a choice is an `order_label`, and of how many other shapes it was right for how many
 
 
 @lru_cache(maxsize=1)
@@ -346,18 +344,13 @@ def convolution_rules() -> ConvolutionRules:
     """Read the rules of this package."""
     data = check_saved("rules", decompress_json(RULES_FILE.read_bytes()), RULES_KIND, RULES_VERSION, RULES_FIELDS)
     forms = {name: ChoiceTree(*tree) for name, tree in data["forms"].items()}
-    return ConvolutionRules(data["gpu"], forms, {name: RuleCount(*count) for name, count in data["counts"].items()})
+    return ConvolutionRules(data["gpu"], forms)
 
 
 def form_name(call: ConvolutionCall) -> str:
     """Return the name of a call's tree."""
     dtype = "tf32" if call.tf32 and call.dtype == "float32" else SHORT[call.dtype]
     return f"{call.direction}, {dtype}{', channels last' if call.channels_last else ''}"
-
-
-def leaf_rule(form: str, shapes: int) -> str:
-    """Return the name under which a leaf's predictions are counted."""
-    return f"{form}: {max(size for size in LEAF_SIZES if size <= shapes)} shapes or more"
 
 
 def convolution_features(call: ConvolutionCall) -> dict[str, int]:
@@ -421,7 +414,7 @@ def kernel_facts(call: ConvolutionCall) -> KernelFacts:
     """Return what the rows of kernels read of a call."""
     channels, window = _reduced_sizes(call)
     terms = call.x[0] * math.prod(call.places) if call.direction == OF_WEIGHT else channels * window
-    return KernelFacts(call.direction, call.dtype, call.groups, terms, 1 if call.channels_last else call.x[0])
+    return KernelFacts(call.direction, call.dtype, call.weight, call.groups, terms, 1 if call.channels_last else call.x[0])
 
 
 def takes_cudnn(call: ConvolutionCall) -> bool:
@@ -496,10 +489,10 @@ def choose_order(
     rules, form = convolution_rules(), form_name(call)
     found = rules.forms[form].find(convolution_features(call)) if form in rules.forms else None
     teach = "a recording of its kernels with their grids would teach it: choose_order(..., launches=...)"
-    if found is None or found[0][0] == OPEN:
+    if found is None or found[0][0][0] == OPEN:
         raise NotModelled(f"{described}: no rule knows which kernel {library} takes for it on an {gpu}; {teach}")
-    label, shapes, _ = found
-    count = rules.counts.get(leaf_rule(form, shapes), RuleCount(0, 0))
+    (label, right, asked), shapes, _ = found
+    count = RuleCount(right, asked)
     if count.probability < min_probability:
         raise NotModelled(
             f"{described}: {label} has a probability of {count.probability:.3f} only, and min_probability is {min_probability}; {teach}"

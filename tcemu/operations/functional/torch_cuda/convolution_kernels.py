@@ -23,7 +23,7 @@ import numpy as np
 from tcemu.base.errors import NotModelled
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import F32, TF32
-from tcemu.operations.functional.torch_cuda.product_kernels import DTYPES, LINE, TARGET, VECTOR, Launch
+from tcemu.operations.functional.torch_cuda.product_kernels import DTYPES, LINE, TARGET, VECTOR, Launch, ceil_div
 from tcemu.operations.products.library.kernel_matmul import matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.operations.products.recipe_kinds import ProductOperands
@@ -34,6 +34,7 @@ WHOLE = "whole"  # K is one slice
 BLOCKS = "blocks"  # slices take blocks of channels, with the whole window, in turn
 TILES = "tiles"  # slices take tiles of K in turn
 EVEN = "even"  # contiguous slices of equal length
+ENDS = "ends"  # contiguous slices of whole tiles, the last ones longer by a tile where tiles remain
 IMAGES = "images"  # each image of the batch is a slice
 
 
@@ -46,11 +47,12 @@ class ConvolutionOrder(NamedTuple):
         block: Channels that are taken at a time, with every place of the window before the next block. None: all channels of one place
             and then of the next, without a gap, so that an instruction may have products of two places.
         backwards: The places of the window are taken from the last to the first.
-        cut: WHOLE, BLOCKS, TILES, EVEN or IMAGES.
-        slices: Number of slices, whose sums are added in ascending order.
+        cut: WHOLE, BLOCKS, TILES, EVEN, ENDS or IMAGES.
+        slices: Number of slices.
         tile: Elements of K in a tile of TILES, or to a multiple of which EVEN slices are rounded up.
         residue: As in `Steps`.
         serial: The running sum of the slices waits in the result's format.
+        merge: Order in which the slices' sums are added, as in `Merge`.
     """
 
     unit: str
@@ -62,6 +64,7 @@ class ConvolutionOrder(NamedTuple):
     tile: int = 1
     residue: int | None = None
     serial: bool = False
+    merge: str = "ascending"
 
     def __str__(self) -> str:
         said = self.unit + ("" if self.unit == FMA or self.cast == "RN" else f", operands rounded {self.cast}")
@@ -83,6 +86,7 @@ class KernelFacts(NamedTuple):
 
     direction: str
     dtype: str
+    weight: tuple[int, ...]  # its shape
     groups: int
     terms: int  # of one result
     images: int = 1  # of each of which cuBLAS computes a product of matrices: the batch, where channels do not lie last
@@ -117,14 +121,33 @@ def _chain_of_ffma(match: re.Match[str], launch: Launch, facts: KernelFacts) -> 
 
 
 def _chain_of_one(match: re.Match[str], launch: Launch, facts: KernelFacts) -> ConvolutionOrder:
-    _check_single(launch)  # others are added in the order in which they arrive
+    if launch.grid[2] == facts.images == 2:  # of which it does not matter which arrives first
+        return ConvolutionOrder(FMA, cut=IMAGES, slices=2)
+    _check_single(launch)
     return ConvolutionOrder(FMA)
 
 
 def _hopper(match: re.Match[str], launch: Launch, facts: KernelFacts) -> ConvolutionOrder:
-    if facts.direction == OF_WEIGHT:
-        return ConvolutionOrder(TENSOR_CORE, "RZ")
-    return ConvolutionOrder(TENSOR_CORE, "RN", int(match["tile"]), facts.direction == OF_INPUT)
+    if facts.direction != OF_WEIGHT:
+        if match["end"] == "execute_segment_k_on":
+            raise NotModelled(f"{launch.name[:100]}: its grid does not tell the number of slices")
+        return ConvolutionOrder(TENSOR_CORE, "RN", int(match["tile"]), facts.direction == OF_INPUT)
+    order = ConvolutionOrder(TENSOR_CORE, "RZ")
+    if match["end"] != "execute_segment_k_on":
+        return order
+    rows, columns = int(match["rows"]), int(match["columns"])
+    outputs, channels, window = facts.weight[0], facts.weight[1], math.prod(facts.weight[2:])
+    tiles = ceil_div(outputs, rows) * ceil_div(channels, columns) * window
+    tiles += tiles % 2 if rows != columns else 0  # clusters of two
+    slices, rest = divmod(math.prod(launch.grid), tiles)
+    if rest or slices < 1 or facts.groups > 1:
+        raise NotModelled(f"{launch.name[:100]}: its grid {launch.grid} is no multiple of {tiles} tiles, so its slices are not known")
+    if slices == 1:
+        return order
+    merge = "descending" if facts.reduces or slices == 3 else "tree"  # of pairs from the last slice on
+    if merge == "tree" and slices & (slices - 1):
+        raise NotModelled(f"{launch.name[:100]}: the order in which {slices} slices are added is not known here")
+    return order._replace(cut=ENDS, slices=slices, tile=int(match["tile"]), merge=merge)
 
 
 def _ampere(match: re.Match[str], launch: Launch, facts: KernelFacts) -> ConvolutionOrder:
@@ -187,8 +210,8 @@ ROWS = (
     ),
     _row(
         "XMMA for Hopper",
-        rf"sm90_xmma_[fdw](prop|grad)(_indexed)?_implicit_gemm(_indexed)?_{NARROW}_nhwckrsc_nhwc_tilesize\d+x\d+x(?P<tile>\d+)_\w*?"
-        r"_g1_(execute_segment_k_off|strided_execute)_kernel",
+        rf"sm90_xmma_[fdw](prop|grad)(_indexed)?_implicit_gemm(_indexed)?_{NARROW}_nhwckrsc_nhwc_tilesize(?P<rows>\d+)x(?P<columns>\d+)x(?P<tile>\d+)"
+        r"_\w*?_g1_(?P<end>execute_segment_k_off|execute_segment_k_on|strided_execute)_kernel",
         _hopper,
     ),
     _row(
@@ -217,8 +240,8 @@ ROWS = (
     ),
 )  # fmt: skip
 BESIDE = (
-    r"kern_precompute_indices|nchwToNhwcKernel|nhwcToNchwKernel|[fF]oldedNhwc|init_device_workspace_kernel|AddPaddingKernel|convertTensor_kernel|tensorTransformGeneric|scalePackedTensor_kernel|"
-    r"strided_dgrad_indexed::kernel_helper|reduce_wgrad_nchw_helper|ReduceSplitK|splitKreduce_kernel|[Mm]emset|[Mm]emcpy|at::native::"
+    r"kern_precompute_indices|SliceCKernel|nchwToNhwcKernel|nhwcToNchwKernel|[fF]oldedNhwc|init_device_workspace_kernel|AddPaddingKernel|convertTensor_kernel|tensorTransformGeneric|scalePackedTensor_kernel|"
+    r"strided_dgrad_indexed::kernel_helper|execute_split_k_kernel|reduce_wgrad_nchw_helper|ReduceSplitK|splitKreduce_kernel|[Mm]emset|[Mm]emcpy|at::native::"
 )
 
 
@@ -239,7 +262,7 @@ def order_of_convolution(launches: Sequence[Launch], facts: KernelFacts) -> Kern
     if len(main) != 1:
         raise NotModelled(f"expected one kernel that adds, got {[launch.name[:80] for launch in main]}")
     (launch,) = main
-    facts = facts._replace(reduces=any(re.search(r"ReduceSplitK|splitKreduce", one.name) for one in launches))
+    facts = facts._replace(reduces=any(re.search(r"ReduceSplitK|splitKreduce|execute_split_k_kernel", one.name) for one in launches))
     for row in ROWS:
         if match := row.pattern.search(launch.name):
             return KernelOrder(row.order(match, launch, facts), row.name, row.evidence)
@@ -263,6 +286,10 @@ def slices_of(order: ConvolutionOrder, k: int, window: int) -> Slices:
     """Return the slices of K that `arrange` gives."""
     if order.cut in (EVEN, IMAGES):
         return Slices.even(k, order.slices, order.tile if order.cut == EVEN else 1)
+    if order.cut == ENDS:
+        least, more = divmod(ceil_div(k, order.tile), order.slices)
+        lengths = [least + (place >= order.slices - more) for place in range(order.slices)]
+        return Slices.from_edges((*(min(k, order.tile * sum(lengths[:place])) for place in range(order.slices)), k))
     tile = order.tile if order.cut == TILES else (order.block or 1) * window
     count = min(order.slices, math.ceil(k / tile))
     return Slices.single(k) if order.cut == WHOLE or count == 1 else Slices.interleaved(k, count, tile)
@@ -276,7 +303,7 @@ def recipe_of(order: ConvolutionOrder, dtype: str, k: int, window: int) -> Kerne
         factors, depth = (TF32, 8) if fmt == F32 else (fmt, 16)
         spelling = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{factors}.{factors}.f32"
         unit = Steps(resolve_arithmetic(spelling, TARGET).op, TARGET, residue=order.residue)
-    merge = Merge(partial=fmt, serial=True) if order.serial and fmt != F32 else Merge()
+    merge = Merge(partial=fmt, serial=True) if order.serial and fmt != F32 else Merge(order.merge)
     return KernelRecipe(factors, factors, fmt, unit, slices_of(order, k, window), merge, cast=order.cast if factors == TF32 else "RN")
 
 
