@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from torch_product_rules import MIN_LEAF, MOST_THRESHOLDS, grow
 
 from tcemu.base.errors import NotModelled
-from tcemu.operations.functional.torch_cuda.convolution_kernels import BESIDE, FORWARD, OF_INPUT, OF_WEIGHT, order_of_convolution
+from tcemu.operations.functional.torch_cuda.convolution_kernels import BESIDE, FORWARD, OF_INPUT, OF_WEIGHT, REDUCES, order_of_convolution
 from tcemu.operations.functional.torch_cuda.product_kernels import Launch
 from tcemu.uses.replay.kernel_choices import ChoiceTree
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY
@@ -44,7 +44,6 @@ from tcemu.uses.replay.torch_convolutions import (
 
 HEAD = {"gpu": "NVIDIA H200", "library": "torch 2.11.0+cu130, cuDNN 9.19"}
 DIRECTIONS = {"y": FORWARD, "dx": OF_INPUT, "dw": OF_WEIGHT}
-REDUCES = r"ReduceSplitK|splitKreduce|execute_split_k_kernel"
 Calls = dict[ConvolutionCall, tuple[Launch, ...]]
 
 
@@ -70,7 +69,7 @@ def shorten(name: str) -> str:
     if found:
         return found[0]
     if reduced := re.search(REDUCES, name):
-        return reduced[0]  # a name that says enough
+        return reduced[0]
     name = re.sub(r"cudnn::\w+::|cudnn::|cutlass__5x_cudnn::|^void ", "", name.partition("(")[0])
     return name[:200]
 

@@ -30,6 +30,7 @@ from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.operations.functional.torch_cuda.convolution_kernels import (
     FMA,
     FORWARD,
+    LANES,
     OF_INPUT,
     OF_WEIGHT,
     TENSOR_CORE,
@@ -392,6 +393,8 @@ def order_label(order: ConvolutionOrder, call: ConvolutionCall) -> tuple:
     cast = order.cast if call.dtype == "float32" else "RN"
     if order.residue is not None and channels > order.residue and channels % order.residue % depth:
         return (TENSOR_CORE, cast, "residue", order.residue)
+    if order.vector > depth // LANES and channels * window > depth:
+        return (TENSOR_CORE, cast, "vector", order.vector)
     if window == 1 or (order.block is None and channels % depth == 0) or (order.block is not None and order.block >= channels):
         return (TENSOR_CORE, cast, FIT, order.backwards and window > 1)
     return (TENSOR_CORE, cast, order.block, order.backwards)
@@ -404,10 +407,12 @@ def order_by_label(label: Sequence[Any], call: ConvolutionCall) -> ConvolutionOr
     _, cast, block, last = label
     if block == "residue":
         return ConvolutionOrder(TENSOR_CORE, cast, residue=last)
+    if block == "vector":
+        return ConvolutionOrder(TENSOR_CORE, cast, vector=last)
     if block == FIT:
         depth = 8 if call.dtype == "float32" else 16
         block = ceil_div(_reduced_sizes(call)[0], depth) * depth
-    return ConvolutionOrder(TENSOR_CORE, cast, block, last)
+    return ConvolutionOrder(TENSOR_CORE, cast, block, backwards=last)
 
 
 def kernel_facts(call: ConvolutionCall) -> KernelFacts:
@@ -470,7 +475,7 @@ def choose_order(
     for name, value, expected in (("gpu", gpu, GPUS), ("library", library, LIBRARIES)):
         if value not in expected:
             raise Unsupported(f"{name}={value!r}: convolutions of PyTorch were observed with {name} one of {', '.join(expected)}")
-    described = f"{call.direction} of a convolution {list(call.x)} by {list(call.weight)}, stride {list(call.stride)}, in {form_name(call)}"
+    described = f"{form_name(call)}: a convolution of {list(call.x)} by {list(call.weight)}, stride {list(call.stride)}"
     if launches is None and not takes_cudnn(call):
         if len(call.window) == 3:
             raise NotModelled(f"{described}: PyTorch's kernel for three axes was not recorded; one and two axes have a rule")

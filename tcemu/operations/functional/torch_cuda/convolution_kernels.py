@@ -46,6 +46,8 @@ class ConvolutionOrder(NamedTuple):
         cast: Rounding of f32 operands to TF32, as in `KernelRecipe`.
         block: Channels that are taken at a time, with every place of the window before the next block. None: all channels of one place
             and then of the next, without a gap, so that an instruction may have products of two places.
+        vector: Neighbours along K that a lane loads at once and keeps for instructions of its own: four lanes have 4 * vector elements,
+            and an instruction takes 2 of each lane in TF32 and 4 in 16 bits.
         backwards: The places of the window are taken from the last to the first.
         cut: WHOLE, BLOCKS, TILES, EVEN, ENDS or IMAGES.
         slices: Number of slices.
@@ -58,6 +60,7 @@ class ConvolutionOrder(NamedTuple):
     unit: str
     cast: str = "RN"
     block: int | None = None
+    vector: int = 1
     backwards: bool = False
     cut: str = WHOLE
     slices: int = 1
@@ -131,7 +134,7 @@ def _hopper(match: re.Match[str], launch: Launch, facts: KernelFacts) -> Convolu
     if facts.direction != OF_WEIGHT:
         if match["end"] == "execute_segment_k_on":
             raise NotModelled(f"{launch.name[:100]}: its grid does not tell the number of slices")
-        return ConvolutionOrder(TENSOR_CORE, "RN", int(match["tile"]), facts.direction == OF_INPUT)
+        return ConvolutionOrder(TENSOR_CORE, "RN", int(match["tile"]), backwards=facts.direction == OF_INPUT)
     order = ConvolutionOrder(TENSOR_CORE, "RZ")
     if match["end"] != "execute_segment_k_on":
         return order
@@ -155,10 +158,16 @@ def _ampere(match: re.Match[str], launch: Launch, facts: KernelFacts) -> Convolu
     if facts.direction == OF_WEIGHT:
         _check_single(launch, 2)  # of more the kernel adds those that arrive first
         return ConvolutionOrder(TENSOR_CORE, "RNA", cut=TILES if count > 1 else WHOLE, slices=count, tile=tile)
-    packed = match["form"] == "_indexed_wo_smem"
+    if match["form"] == "_indexed_wo_smem":
+        if facts.direction == OF_INPUT:
+            raise NotModelled(f"{launch.name[:100]}: words of this kernel were not recorded")
+        _check_single(launch)
+        size = 4 if facts.dtype == "float32" else 2
+        loaded = re.search(r"_aligna(\d+)", launch.name)  # bytes; without it 16
+        return ConvolutionOrder(TENSOR_CORE, "RNA", vector=(int(loaded[1]) if loaded else VECTOR) // size)
     if count > 1 and (match["form"] or facts.groups > 1):
         _check_single(launch)
-    return ConvolutionOrder(TENSOR_CORE, "RNA", None if packed else tile, cut=BLOCKS if count > 1 else WHOLE, slices=count)
+    return ConvolutionOrder(TENSOR_CORE, "RNA", tile, cut=BLOCKS if count > 1 else WHOLE, slices=count)
 
 
 def _cutlass(match: re.Match[str], launch: Launch, facts: KernelFacts) -> ConvolutionOrder:
@@ -199,8 +208,8 @@ PRODUCT = r"(f32f32_tf32f32|bf16bf16_bf16f32|f16f16_f16f32)_f32"
 ROWS = (
     _row("implicit_convolve_sgemm", r"implicit_convolve(Nd)?_sgemm<", _chain(1)),
     _row("convolve_common_engine, channels last", r"convolve_common_engine_float_NHWC<", _chain(None)),
-    _row("conv2d_c1_k1_nhwc", r"^conv2d_c1_k1_nhwc", _chain(None)),
-    _row("dgrad2d_c1_k1_nhwc", r"^dgrad2d_c1_k1_nhwc", _chain(None, backwards=True)),
+    _row("conv2d_c1_k1", r"^conv2d_c1_k1_(nhwc|nchw)", _chain(None)),
+    _row("dgrad2d_c1_k1", r"^dgrad2d_c1_k1_(nhwc|nchw)", _chain(None, backwards=True)),
     _row("wgrad_alg1_engine", r"wgrad_alg1_engine(_NHWC)?<", _chain(None)),
     _row("wgrad_alg0_engine", r"wgrad_alg0_engine(_NHWC)?<", _chain_of_one),
     _row(
@@ -239,9 +248,11 @@ ROWS = (
         _matrices,
     ),
 )  # fmt: skip
+REDUCES = r"ReduceSplitK|splitKreduce_kernel|execute_split_k_kernel"
 BESIDE = (
-    r"kern_precompute_indices|SliceCKernel|nchwToNhwcKernel|nhwcToNchwKernel|[fF]oldedNhwc|init_device_workspace_kernel|AddPaddingKernel|convertTensor_kernel|tensorTransformGeneric|scalePackedTensor_kernel|"
-    r"strided_dgrad_indexed::kernel_helper|execute_split_k_kernel|reduce_wgrad_nchw_helper|ReduceSplitK|splitKreduce_kernel|[Mm]emset|[Mm]emcpy|at::native::"
+    r"kern_precompute_indices|SliceCKernel|nchwToNhwcKernel|nhwcToNchwKernel|[fF]oldedNhwc|init_device_workspace_kernel|AddPaddingKernel|"
+    r"convertTensor_kernel|tensorTransformGeneric|scalePackedTensor_kernel|"
+    r"strided_dgrad_indexed::kernel_helper|reduce_wgrad_nchw_helper|[Mm]emset|[Mm]emcpy|at::native::|" + REDUCES
 )
 
 
@@ -262,7 +273,7 @@ def order_of_convolution(launches: Sequence[Launch], facts: KernelFacts) -> Kern
     if len(main) != 1:
         raise NotModelled(f"expected one kernel that adds, got {[launch.name[:80] for launch in main]}")
     (launch,) = main
-    facts = facts._replace(reduces=any(re.search(r"ReduceSplitK|splitKreduce|execute_split_k_kernel", one.name) for one in launches))
+    facts = facts._replace(reduces=any(re.search(REDUCES, one.name) for one in launches))
     for row in ROWS:
         if match := row.pattern.search(launch.name):
             return KernelOrder(row.order(match, launch, facts), row.name, row.evidence)
@@ -271,13 +282,20 @@ def order_of_convolution(launches: Sequence[Launch], facts: KernelFacts) -> Kern
 
 # ---- the products
 
+LANES = 4  # of a warp that share a row of an instruction's operand
 
-def arrange(order: ConvolutionOrder, terms: np.ndarray) -> np.ndarray:
-    """Return [..., channels, window] as [..., K], in the order in which a kernel takes them; channels that a block lacks are zeros."""
+
+def arrange(order: ConvolutionOrder, terms: np.ndarray, dtype: str) -> np.ndarray:
+    """Return [..., channels, window] as [..., K], in the order in which a kernel takes them, with zeros where elements lack."""
     terms = terms[..., ::-1] if order.backwards else terms
     *outer, channels, window = terms.shape
     if order.block is None:
-        return terms.swapaxes(-1, -2).reshape(*outer, -1)
+        terms = terms.swapaxes(-1, -2).reshape(*outer, -1)
+        taken = 2 if dtype == "float32" else 4  # of each lane by an instruction
+        if order.vector <= taken:
+            return terms
+        terms = np.pad(terms, [*[(0, 0)] * len(outer), (0, -terms.shape[-1] % (LANES * order.vector))])
+        return terms.reshape(*outer, -1, LANES, order.vector // taken, taken).swapaxes(-2, -3).reshape(*outer, -1)
     terms = np.pad(terms, [*[(0, 0)] * len(outer), (0, -channels % order.block), (0, 0)])
     return terms.reshape(*outer, -1, order.block, window).swapaxes(-1, -2).reshape(*outer, -1)
 
@@ -310,6 +328,6 @@ def recipe_of(order: ConvolutionOrder, dtype: str, k: int, window: int) -> Kerne
 def add_products(order: ConvolutionOrder, dtype: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the products [..., M, N] of terms [..., M, channels, window] and [..., N, channels, window]."""
     window = a.shape[-1]
-    left, right = (np.ascontiguousarray(arrange(order, terms)) for terms in (a, b))
+    left, right = (np.ascontiguousarray(arrange(order, terms, dtype)) for terms in (a, b))
     recipe = recipe_of(order, dtype, left.shape[-1], window)
     return np.asarray(matmul_with_kernel(recipe, ProductOperands(left, right.swapaxes(-1, -2)), a.dtype))
