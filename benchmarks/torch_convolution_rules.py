@@ -2,7 +2,8 @@
 
 The files are those that `tests/gpu_runs/convolution_kernels.py` wrote on a GPU (`names`, and the kernels of `words`). The calls of
 `--layers` become the package's recorded launches. A tree is fitted for each form on the shapes of `--layers` and `--fit`; how often each
-leaf is right is counted on those of `--try`, and the leaves that are right often enough are held to those of `--hold`.
+leaf is right is counted on those of `--try`, and the leaves that are right often enough are held to those of `--hold`. Forms that are right
+less often there are left out.
 """
 
 import argparse
@@ -196,10 +197,13 @@ def main() -> int:
         for form in forms if asked else ():
             print(f"{form}: {len(by_form[form])} shapes; of {asked[form]} others {answered[form]} have a leaf, {good[form]} right")
         print("in all", sum(asked.values()), sum(answered.values()), sum(good.values()))
+        if not right:  # forms that did not stand are left out
+            stood = {form: good[form] >= MIN_PROBABILITY * answered[form] and answered[form] >= MIN_LEAF for form in forms}
+            forms = {form: [*tree, good[form], answered[form]] for form, tree in forms.items() if stood[form]}
     if args["write"]:
         write_launches(layers, args["date"])
         head = {"kind": RULES_KIND, "version": RULES_VERSION, **HEAD, "date": args["date"]}
-        write(RULES_FILE, head | {"forms": {name: list(tree) for name, tree in forms.items()}})
+        write(RULES_FILE, head | {"forms": forms})
     return 0
 
 

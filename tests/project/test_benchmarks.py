@@ -41,6 +41,7 @@ ONLY_HELP = {
     "replay_proposals",
     "several_gpus",
     "special_function_sweep",
+    "torch_convolution_rules",
     "torch_product_rules",
 }
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in MODULES)

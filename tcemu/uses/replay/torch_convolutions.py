@@ -338,14 +338,15 @@ class ConvolutionRules(NamedTuple):
 
     gpu: str
     forms: dict[str, ChoiceTree]  # by `form_name`; a choice is an `order_label`, and of how many other shapes it was right for how many
+    held: dict[str, tuple[int, int]]  # by form: of shapes drawn later for which a leaf was used, how many got the predicted order
 
 
 @lru_cache(maxsize=1)
 def convolution_rules() -> ConvolutionRules:
     """Read the rules of this package."""
     data = check_saved("rules", decompress_json(RULES_FILE.read_bytes()), RULES_KIND, RULES_VERSION, RULES_FIELDS)
-    forms = {name: ChoiceTree(*tree) for name, tree in data["forms"].items()}
-    return ConvolutionRules(data["gpu"], forms)
+    forms = {name: ChoiceTree(*tree) for name, (*tree, _, _) in data["forms"].items()}
+    return ConvolutionRules(data["gpu"], forms, {name: (right, asked) for name, (*_, right, asked) in data["forms"].items()})
 
 
 def form_name(call: ConvolutionCall) -> str:
@@ -503,7 +504,10 @@ def choose_order(
             f"{described}: {label} has a probability of {count.probability:.3f} only, and min_probability is {min_probability}; {teach}"
         )
     assumed = "" if gpu in rules.gpu else f"; found on an {rules.gpu}, assumed for an {gpu}"
-    why = f"all {shapes} recorded shapes of a leaf of the tree {form!r}; right for {count.right:,} of {count.asked:,} others{assumed}"
+    why = (
+        f"all {shapes} recorded shapes of a leaf of the tree {form!r}; right for {count.right:,} of {count.asked:,} others, "
+        f"and the tree for {rules.held[form][0]:,} of {rules.held[form][1]:,} drawn later{assumed}"
+    )
     return ConvolutionChoice(call, order_by_label(label, call), "cuDNN", RULE, why, count.probability)
 
 

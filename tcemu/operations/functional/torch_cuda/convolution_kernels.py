@@ -1,4 +1,4 @@
-"""The order in which a kernel of a convolution adds, by its name: rows of patterns, each with its evidence.
+"""The order in which a kernel of a convolution adds, by its name: rows of patterns.
 
 PyTorch's convolutions on Hopper are kernels of cuDNN, and cuBLAS's where the window has one place. A kernel's name and grid, as a profiler
 shows them, tell the unit, the rounding of f32 operands to TF32, how many channels are taken at a time and how K is cut.
@@ -102,7 +102,6 @@ class KernelRow(NamedTuple):
     name: str
     pattern: re.Pattern[str]
     order: Callable[[re.Match[str], Launch, KernelFacts], ConvolutionOrder]
-    evidence: str
 
 
 def _check_single(launch: Launch, slices: int = 1) -> None:
@@ -158,6 +157,8 @@ def _ampere(match: re.Match[str], launch: Launch, facts: KernelFacts) -> Convolu
     if facts.direction == OF_WEIGHT:
         _check_single(launch, 2)  # of more the kernel adds those that arrive first
         return ConvolutionOrder(TENSOR_CORE, "RNA", cut=TILES if count > 1 else WHOLE, slices=count, tile=tile)
+    if "_strided_execute_kernel" in launch.name:
+        raise NotModelled(f"{launch.name[:100]}: too few words of this kernel were recorded to tell the order of the window")
     if match["form"] == "_indexed_wo_smem":
         if facts.direction == OF_INPUT:
             raise NotModelled(f"{launch.name[:100]}: words of this kernel were not recorded")
@@ -199,8 +200,15 @@ def _matrices(match: re.Match[str], launch: Launch, facts: KernelFacts) -> Convo
     return order._replace(cut=EVEN, slices=count, tile=(LINE if contiguous else VECTOR) // size)
 
 
-def _row(name: str, pattern: str, order: Callable[[re.Match[str], Launch, KernelFacts], ConvolutionOrder], evidence: str = "") -> KernelRow:
-    return KernelRow(name, re.compile(pattern), order, evidence)
+def _row(name: str, pattern: str, order: Callable[[re.Match[str], Launch, KernelFacts], ConvolutionOrder]) -> KernelRow:
+    return KernelRow(name, re.compile(pattern), order)
+
+
+# 12 to 48 words of a call. On 981 calls of shapes drawn later, 23,552 words, one differed in 16 of 24 words, and taught how lanes take
+# vectors along K; with that the calls of its kernels, 8 of them held out from it, have every word.
+EVIDENCE = (
+    "words of an H200: none differs in 2,800 recorded calls whose kernels have a row, of which 980 were drawn after the rows were written"
+)
 
 
 NARROW = r"(bf16bf16_bf16f32|f16f16_f16f32|tf32f32_tf32f32|f32f32_tf32f32)_f32"
@@ -276,7 +284,7 @@ def order_of_convolution(launches: Sequence[Launch], facts: KernelFacts) -> Kern
     facts = facts._replace(reduces=any(re.search(REDUCES, one.name) for one in launches))
     for row in ROWS:
         if match := row.pattern.search(launch.name):
-            return KernelOrder(row.order(match, launch, facts), row.name, row.evidence)
+            return KernelOrder(row.order(match, launch, facts), row.name, EVIDENCE)
     raise NotModelled(f"no row of ROWS knows the order of {launch.name[:120]} (torch_cuda/convolution_kernels.py)")
 
 
