@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 from replay_distil import lines_of
-from replay_products import LAYERS, STUDY_UNITS, study_shapes, tests_rules
+from replay_products import STUDY_UNITS, study_shapes, tests_rules
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.products.library.kernel_json import from_dict
@@ -38,6 +38,7 @@ from tcemu.uses.replay.kernel_choices import (
     KernelChoice,
     choice_order,
     list_proposals,
+    proposed_orders,
     shape_features,
 )
 from tcemu.uses.replay.kernel_profiles import (
@@ -73,6 +74,7 @@ from tcemu.uses.replay.predicted_orders import (
     shipped_rules,
 )
 from tcemu.uses.replay.summation_levels import equivalence_key
+from tcemu.uses.replay.torch_products import ALIGNMENT, TorchProduct, choose_kernel
 
 FOLDS, SEED = 10, 45
 STUDY_LIBRARIES = tuple(STUDY_UNITS)
@@ -150,6 +152,31 @@ def proposed_on_h100() -> list[Answer]:
         for shape, choice in shapes[name].items()
         if choice.algorithm in NVJET and not (shape[1] % 8 or shape[2] % 8)
     ]
+
+
+def proposed_on_h200() -> list[Answer]:
+    """Return the numbers of slices that were proposed for layers of models at the last tokens of the last run in which K is cut."""
+    table, found = proposed_orders(), []
+    for (form, x, y), runs in table.curves.items():
+        dtype, layout, *bias = form.split("-")
+        lines = (x, y) if layout == "cr" else (y, x)
+        if bias or any(length % ALIGNMENT for length in lines):
+            continue
+        cut = [
+            (last - 1, table.orders[number][1])
+            for last, number in zip(runs[2::2], runs[1::2], strict=False)
+            if table.orders[number][:1] == ["nvjet cut"]
+        ]
+        for tokens, count in cut if layout == "cr" else cut[-1:]:
+            m, n, k = (x, y, tokens) if layout == "cr" else (tokens, x, y)
+            if not k % ALIGNMENT:
+                found.append(Answer(f"torch-{dtype}", (m, n, k), None, count))
+    return found
+
+
+def known_answers() -> list[Answer]:
+    """Return the shapes on which nvjet's thresholds are fitted, and rules counted."""
+    return [*measured_on_h200(), *proposed_on_h100(), *proposed_on_h200()]
 
 
 def held_out_on_h100() -> list[Answer]:
@@ -458,46 +485,81 @@ def cross_validate(known: Sequence[Answer], rules: OrderRules) -> list[str]:
 
 # ---- the products of models
 
-ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-COUNTS = {  # the linear products of a layer with how often it has them, and of the whole model once; the products of attention
-    "MiniLM-L6": (6, {(384, 384): 4, (1536, 384): 1, (384, 1536): 1}, {}),
-    "7B (Llama-2)": (32, {(4096, 4096): 4, (11008, 4096): 2, (4096, 11008): 1}, {(32000, 4096): 1}),
+ROWS = (1, 3, 8, 16, 37, 64, 100, 128, 256, 333, 512, 1000, 2048, 4096)
+
+
+class ModelProducts(NamedTuple):
+    """The products of a model's linear layers: (outputs, inputs) with how often a layer of the model has them, and the model once."""
+
+    layers: int
+    of_layer: dict[tuple[int, int], int]
+    once: dict[tuple[int, int], int]
+    bias: bool = False
+
+    @property
+    def products(self) -> dict[tuple[int, int], int]:
+        return {shape: self.layers * count for shape, count in self.of_layer.items()} | self.once
+
+
+MODELS = {
+    "MiniLM-L6": ModelProducts(6, {(384, 384): 4, (1536, 384): 1, (384, 1536): 1}, {}, bias=True),
+    "Llama-2 7B": ModelProducts(32, {(4096, 4096): 4, (11008, 4096): 2, (4096, 11008): 1}, {(32000, 4096): 1}),
+    "Llama-3 8B": ModelProducts(32, {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}, {(128256, 4096): 1}),
+    "Qwen3 0.6B": ModelProducts(
+        28, {(2048, 1024): 1, (1024, 1024): 2, (1024, 2048): 1, (3072, 1024): 2, (1024, 3072): 1}, {(151936, 1024): 1}
+    ),
+    "Qwen3 8B": ModelProducts(36, {(4096, 4096): 2, (1024, 4096): 2, (12288, 4096): 2, (4096, 12288): 1}, {(151936, 4096): 1}),
 }
-MODEL_LIBRARIES = ("torch-bf16", "torch-f16", "torch-e4m3", "jax-bf16")
-ATTENTION = 2  # products of a layer that are no A [M, K] times B [K, N]
+LINEAR = {"torch-bf16": "bfloat16", "torch-f16": "float16"}  # libraries whose products are asked about as layers of PyTorch
+MODEL_LIBRARIES = (*LINEAR, "torch-bf16, gradients", "torch-e4m3", "jax-bf16")
+COLUMNS = ("measured", "proposed", "by rule", "refused")
 
 
 def model_lines() -> list[str]:
-    """The share of linear products that are measured, predicted and refused, by library and number of tokens."""
-    assert {shape for _, of_layer, once in COUNTS.values() for shape in (*of_layer, *once)} <= {s for kind in LAYERS.values() for s in kind}
+    """The share of linear products that are measured, proposed, predicted by a rule and refused, by library and number of tokens."""
     rows = []
-    for model, (layers, of_layer, once) in COUNTS.items():
-        products = {shape: layers * count for shape, count in of_layer.items()} | once
+    for model, facts in MODELS.items():
         for library in MODEL_LIBRARIES:
             lines: dict[tuple[str, ...], list[int]] = defaultdict(list)
-            for m in ROWS:
-                lines[tuple(_shares(profile_of(library), m, products))].append(m)
+            for tokens in ROWS:
+                lines[tuple(_shares(library, tokens, facts))].append(tokens)
             rows += [(model, library, ", ".join(map(str, tokens)), *shares) for shares, tokens in lines.items()]
-    table = markdown(("model", "library", "tokens", "measured", "predicted", "refused", "least probability"), rows)
-    sums = [
-        f"{model}: {layers * sum(of_layer.values()) + sum(once.values())} linear products, {layers * ATTENTION} of attention"
-        for model, (layers, of_layer, once) in COUNTS.items()
-    ]
-    return [*table, "", *(f"{line}, which have other axes and are refused." for line in sums)]
+    return markdown(("model", "library", "tokens", *COLUMNS, "least probability"), rows)
 
 
-def _shares(profile: Profile, m: int, products: dict[tuple[int, int], int]) -> Iterable[str]:
-    sums, least = dict.fromkeys(("measured", "predicted", "refused"), 0), 1.0
-    for (n, k), count in products.items():
+def _products(library: str, tokens: int, n: int, k: int, bias: bool) -> list[TorchProduct]:
+    """Return PyTorch's products of a linear layer: the forward pass, or the gradients of its input and of its weight."""
+    dtype = LINEAR[library.split(",")[0]]
+    if library in LINEAR:
+        return [TorchProduct(dtype, tokens, k, n, 1, "rc", "columns" if bias else None)]
+    return [TorchProduct(dtype, tokens, n, k), TorchProduct(dtype, n, tokens, k, 1, "cr")]
+
+
+def _known(library: str, tokens: int, n: int, k: int, bias: bool) -> Iterable[tuple[str, float | None]]:
+    """Yield how the order of each product of a layer is known, and the probability of a proposal or a rule."""
+    if library.split(",")[0] not in LINEAR:
         try:
-            probability = likely_recipe(profile, (m, n, k), MIN_PROBABILITY).conditions.probability
+            probability = likely_recipe(profile_of(library), (tokens, n, k), MIN_PROBABILITY).conditions.probability
+            yield ("measured" if probability is None else "by rule"), probability
         except NotModelled:
-            sums["refused"] += count
-            continue
-        sums["measured" if probability is None else "predicted"] += count
-        least = min(least, probability or 1.0)
-    yield from (f"{count / sum(products.values()):.0%}" for count in sums.values())
-    yield f"{least:.4f}" if sums["predicted"] else ""
+            yield "refused", None
+        return
+    for call in _products(library, tokens, n, k, bias):
+        try:
+            choice = choose_kernel(call)
+            yield (choice.source if choice.source in COLUMNS else "measured"), choice.probability
+        except NotModelled:
+            yield "refused", None
+
+
+def _shares(library: str, tokens: int, facts: ModelProducts) -> Iterable[str]:
+    sums, least = dict.fromkeys(COLUMNS, 0), 1.0
+    for (n, k), count in facts.products.items():
+        for how, probability in _known(library, tokens, n, k, facts.bias):
+            sums[how] += count
+            least = min(least, probability or 1.0)
+    yield from (f"{count / sum(sums.values()):.0%}" for count in sums.values())
+    yield f"{least:.4f}" if sums["proposed"] + sums["by rule"] else ""
 
 
 def main() -> int:
@@ -515,7 +577,7 @@ def main() -> int:
     if args.models:
         print("\n".join(model_lines()))
         return 0
-    known = [*measured_on_h200(), *proposed_on_h100()]
+    known = known_answers()
     rule = fit_nvjet(known)
     rules = fit(known, rule, fit_trees(rule))
     lines = [*rule_lines(rules), "", *cross_validate(known, rules)]

@@ -1,11 +1,13 @@
 """How long does PyTorch wait for the first forward and backward pass of an emulated GPT? `python benchmarks/torch_model.py`
 
-A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens. Each recipe runs in a process of its own. With `--again`
-a second process finds the programs of the first on disk. A second model of the same shape, in the first process, must compile nothing.
+A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens. Each recipe runs in a process of its own; the recipe
+"H100" is `emulate(model, gpu="H100")`. With `--again` a second process finds the programs of the first on disk. A second model of the same
+shape, in the first process, must compile nothing.
 """
 
 import json
 import time
+from contextlib import nullcontext
 from tempfile import TemporaryDirectory
 
 import torch
@@ -16,6 +18,7 @@ import tcemu
 import tcemu.torch
 from tcemu.base.compilation import compile_clock
 
+GPUS = ("H100", "H200")  # every operation as PyTorch computes it there, of a model in bf16
 WIDTH, HEADS, WORDS, BATCH, TOKENS = 64, 4, 256, 4, 64
 
 
@@ -56,15 +59,22 @@ def measure(args) -> dict:
     words = torch.randint(WORDS, (BATCH, TOKENS))
     tcemu.cache_compilations()
     (recipe,), clock = args.recipes, compile_clock()
-    models = GPT(args.layers), GPT(args.layers)
+    as_on_gpu = recipe in GPUS
+    models = [GPT(args.layers).to(torch.bfloat16 if as_on_gpu else torch.float32) for _ in range(2)]
     plain, cpu = min(step(models[0], words) for _ in range(args.repeats + 1)), time.process_time()
-    emulated = [tcemu.torch.emulate(model, recipe) for model in models]
-    first = step(models[0], words)
+    emulated = [tcemu.torch.emulate(model, **({"gpu": recipe} if as_on_gpu else {"policy": recipe})) for model in models]
+
+    def run(number: int) -> float:
+        with emulated[number] if as_on_gpu else nullcontext():
+            return step(models[number], words)
+
+    first = run(0)
     line = {"recipe": recipe, "first_s": first, "first_cpu_s": time.process_time() - cpu, "programs": clock.programs}
-    step(models[1], words)
+    run(1)
     more = clock.programs - line["programs"]
-    best = min(step(models[0], words) for _ in range(args.repeats))
-    return line | {"best_s": best, "ratio": best / plain, "more_programs": more, "left": len(emulated[0].report(words).unchanged)}
+    best = min(run(0) for _ in range(args.repeats))
+    left = emulated[0].report().unknown if as_on_gpu else emulated[0].report(words).unchanged
+    return line | {"best_s": best, "ratio": best / plain, "more_programs": more, "left": len(left)}
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ from tcemu.uses.replay.torch_products import (
 SM_COUNT, GPU, LIBRARY = 132, "NVIDIA H200", "torch 2.11.0+cu130, cuBLASLt 130100"
 MIN_LEAF, MOST_ORDERS, MOST_THRESHOLDS = LEAF_SIZES[0], 120, 200
 LONG_K = 42  # tiles of 64 from which nvjet may cut K
-XMMA, SIMT, SMALL, NVJET, CUTLASS = 55, 20, 11, 66, (23, 24)  # algorithms of cuBLASLt
+XMMA, SIMT, SMALL, LARGE_K, NVJET, CUTLASS = 55, 20, 11, 10, 66, (23, 24)  # algorithms of cuBLASLt
 ALGORITHM, TILE, SPLIT, SCHEME, CUSTOM, STAGES = range(6)  # columns of a choice
 
 Form = tuple[str, str, int, int]
@@ -59,6 +59,8 @@ def order_name(form: Form, choice: tuple[int, ...], k: int) -> tuple | None:
     if algorithm == SIMT:
         first = (1,) if choice[SCHEME] == IN_PLACE and form[2] else ()
         return ("fma",) if length >= k else ("fma cut", length, *first)
+    if algorithm == LARGE_K:
+        return ("large k", split)
     if algorithm == SMALL:
         return ("sn t",) if form[1] == "rc" else ("sn n", 4 if choice[CUSTOM] else 2)
     if algorithm == NVJET:

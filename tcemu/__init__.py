@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     from tcemu.base.compilation import cache_compilations
     from tcemu.base.errors import NotModelled, UndefinedBehaviour, Unsupported
     from tcemu.base.execution import execution
+    from tcemu.emulated_functions import emulate
     from tcemu.engine.architectures.lookup import evidence, get_model, list_models
     from tcemu.engine.arithmetic.model import Model
     from tcemu.engine.backends.installation import show_versions
@@ -48,7 +49,6 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     from tcemu.operations.products.recipes import Recipe, get_recipe
     from tcemu.uses.emulation import policies
     from tcemu.uses.emulation.compare import compare
-    from tcemu.uses.emulation.emulate import emulate
     from tcemu.uses.explanation.explain import explain
 
 __version__ = "1.0.0rc1"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
@@ -82,7 +82,7 @@ PUBLIC_NAMES = (  # the module that defines them, and the names
     ("tcemu.operations.products.attention.dot_product_attention", "attention"),
     ("tcemu.operations.products.recipes", "Recipe get_recipe"),
     # whole functions, and single results
-    ("tcemu.uses.emulation.emulate", "emulate"),
+    ("tcemu.emulated_functions", "emulate"),
     ("tcemu.uses.emulation.compare", "compare"),
     ("tcemu.uses.explanation.explain", "explain"),
     # errors

@@ -388,16 +388,21 @@ def _refuse_tangent(*_: Any, message: str, **__: Any) -> Any:
 
 _names_only = jax.make_user_context(False)  # part of the key of `jit`'s cache
 named_call = Primitive("tcemu_named_call")  # stands for a function of arrays of one type, and is never compiled
-named_call.def_abstract_eval(lambda *operands, name: operands[0])
+named_call.def_abstract_eval(lambda *operands, name, dtype: operands[0] if dtype is None else operands[0].update(dtype=dtype))
 batching.defbroadcasting(named_call)
 
 
-def traced_by_name(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Decorate a function of arrays of one type: under `tracing_names` its calls are traced as one `named_call` with its name."""
+def traced_by_name(fn: Callable[..., Array], *, dtype: np.dtype | None = None) -> Callable[..., Array]:
+    """Decorate a function of arrays of one type: under `tracing_names` its calls are traced as one `named_call` with its name.
+
+    Args:
+        fn: The function, of arrays of one shape.
+        dtype: Dtype of its result; None: that of its operands.
+    """
 
     @wraps(fn)
     def choose(*operands: Any) -> Array:
-        return named_call.bind(*operands, name=fn.__name__) if _names_only.value else fn(*operands)
+        return named_call.bind(*operands, name=fn.__name__, dtype=dtype) if _names_only.value else fn(*operands)
 
     return choose
 

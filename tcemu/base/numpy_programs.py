@@ -264,7 +264,10 @@ def _convert(x: Array, *, dtype: np.dtype) -> Array:
 
 def _truncate(x: Array, *, dtype: np.dtype) -> Array:
     """Convert floats to integers as XLA does: towards zero, saturated, and NaN to 0."""
-    info, wide = np.iinfo(dtype), np.trunc(x.astype(np.float64))
+    info, wide = np.iinfo(dtype), np.trunc(x)
+    if wide.size and (np.abs(wide) < 2.0 ** (info.bits - 1 if info.min < 0 else 0)).all():
+        return wide.astype(dtype)
+    wide = wide.astype(np.float64)
     low, end = wide < float(info.min), wide >= 2.0 ** (info.bits - (info.min < 0))  # the end is a power of two, which f64 has
     plain = np.where(low | end | np.isnan(wide), 0.0, wide).astype(dtype)
     return np.where(low, dtype.type(info.min), np.where(end, dtype.type(info.max), plain))
@@ -442,6 +445,14 @@ def _gather(x: Array, indices: Array, *, windows: _Windows, offset_dims: tuple[i
     return (found if places == offset_dims else np.moveaxis(found, places, offset_dims)).reshape(shape)
 
 
+def _take_rows(x: Array, indices: Array, *, clips: bool, general: Callable[[Array, Array], Array]) -> Array:
+    """Gather whole rows, as `general` does in several times as long."""
+    numbers = indices[..., 0]
+    if clips or not numbers.size or (numbers.min() >= 0 and numbers.max() < len(x)):
+        return np.take(x, numbers, axis=0, mode="clip")
+    return general(x, indices)
+
+
 def _scatter(x: Array, indices: Array, updates: Array, *, windows: _Windows, window_dims: tuple[int, ...], how: np.ufunc | None) -> Array:
     places, valid = windows.places(x.shape, indices)
     batch = indices.ndim - 1
@@ -536,7 +547,12 @@ def _translate_gather(equation: Equation, translator: _Translator) -> Callable[.
     if fill is None:
         dtype = x.aval.dtype
         fill = True if dtype.kind == "b" else np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
-    return partial(_gather, windows=windows, offset_dims=tuple(numbers.offset_dims), shape=equation.outvars[0].aval.shape, fill=fill)
+    found = partial(_gather, windows=windows, offset_dims=tuple(numbers.offset_dims), shape=equation.outvars[0].aval.shape, fill=fill)
+    last = tuple(range(indices.aval.ndim - 1, equation.outvars[0].aval.ndim))
+    takes_rows = windows.indexed == numbers.collapsed_slice_dims == (0,) and not batched and numbers.offset_dims == last
+    if takes_rows and tuple(params["slice_sizes"][1:]) == x.aval.shape[1:]:
+        return partial(_take_rows, clips=not fills, general=found)
+    return found
 
 
 SCATTERS = {"scatter": None, "scatter-add": np.add, "scatter-mul": np.multiply, "scatter-max": np.maximum, "scatter-min": np.minimum}

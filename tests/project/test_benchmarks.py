@@ -36,12 +36,14 @@ SMALLEST = {
 # scripts that need a GPU or a survey of one, or that tests of replay, special functions and several processes call
 ONLY_HELP = {
     "drift_gpu",
+    "float32_product_tables",
     "replay_distil",
     "replay_gpu",
     "replay_proposals",
     "several_gpus",
     "special_function_sweep",
     "torch_convolution_rules",
+    "torch_product_proposals",
     "torch_product_rules",
 }
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in MODULES)

@@ -46,6 +46,7 @@ PRIVATE_NAMES = {
         "torch._C",
         "torch._C._current_autograd_node",
         "torch._C._current_graph_task_id",
+        "torch._C._get_sdp_priority_order",
         "torch.autograd._get_sequence_nr",
     ],
 }

@@ -3,6 +3,8 @@
 Every NaN is the canonical NaN. Subnormals are kept unless stated.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -68,7 +70,8 @@ def _order_key(codes: Array) -> Array:
     return jnp.where(is_nan_f32(codes), LEAST_KEY, jnp.where(codes >= SIGN, ~size, size))
 
 
+@partial(traced_by_name, dtype=np.dtype(bool))
 def less_f32(x: Array, y: Array) -> Array:
-    """Return True where x < y; f32 codes; False where either is NaN. -0 equals +0."""
+    """Return True where x < y; f32 codes of one shape; False where either is NaN. -0 equals +0."""
     key = lambda codes: jnp.where(codes & MAGNITUDE == 0, 0, _order_key(codes))
     return (key(x) < key(y)) & ~is_nan_f32(x) & ~is_nan_f32(y)

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from tcemu.base import bits
 from tcemu.base.compilation import compile_once
+from tcemu.base.jax_internals import traced_by_name
 from tcemu.engine.arithmetic.special_function_tables import TABLES, TANH
 
 NAN, INFINITY, SIGN = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uint32(0x80000000)
@@ -270,7 +272,7 @@ def _mufu_tanh(codes: Array) -> Array:
 
 
 def multiply_f32(a: Array, b: Array, flush: bool = False) -> Array:
-    """Multiply f32 codes, rounded once to nearest even.
+    """Multiply f32 codes, rounded once to nearest even, as `product_f32` does.
 
     Args:
         a: uint32 codes.
@@ -282,6 +284,10 @@ def multiply_f32(a: Array, b: Array, flush: bool = False) -> Array:
         uint32 codes; every NaN is the canonical NaN.
     """
     a, b = jnp.broadcast_arrays(a, b)
+    return _multiply(a, b, True) if flush else product_f32(a, b)
+
+
+def _multiply(a: Array, b: Array, flush: bool) -> Array:
     (m, i), (n, j) = (_significand(x, flush) for x in (a, b))
     low, high = bits.multiply_words(m, n)
     word, sticky = (high << 16) | (low >> 16), (low & 0xFFFF) != 0  # the upper 32 bits of 48
@@ -303,6 +309,13 @@ def multiply_f32(a: Array, b: Array, flush: bool = False) -> Array:
     infinite = _is_infinite(a) | _is_infinite(b)
     code = jnp.where(infinite, INFINITY, jnp.where(zero, np.uint32(0), code)) | ((a ^ b) & SIGN)
     return jnp.where(_is_nan(a) | _is_nan(b) | (infinite & zero), NAN, code)
+
+
+@traced_by_name
+@jax.jit
+def product_f32(a: Array, b: Array) -> Array:
+    """Multiply f32 codes of one shape, subnormals included, rounded once to nearest even."""
+    return _multiply(a, b, False)
 
 
 def _significand(codes: Array, flush: bool) -> tuple[Array, Array]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tcemu.faces.commands import TARGET_HELP, CommandError, command_errors
 from tcemu.faces.commands.array_files import Output, path_text
+from tcemu.uses.drift.debug_logs import read_run
 from tcemu.uses.drift.drift_results import Drift
 from tcemu.uses.drift.identification import identify
 from tcemu.uses.drift.locate import locate
 from tcemu.uses.drift.prediction import Prediction, predict
-from tcemu.uses.drift.records import Record, read_record
+from tcemu.uses.drift.records import Record
 from tcemu.uses.replay.aten_operations import GPUS
 
 FAILED_STATUS = 1  # exit status of --fail-on
@@ -38,7 +39,7 @@ def add_drift(subparsers) -> None:
         epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100; "
         "tcemu drift eager.drift --gpu H100",
     )
-    parser.add_argument("left", type=Path, metavar="LEFT", help="a record")
+    parser.add_argument("left", type=Path, metavar="LEFT", help="a record, or a log of PyTorch's DebugMode with hashes")
     parser.add_argument("right", type=Path, metavar="RIGHT", nargs="?", help="the other record; if the batches differ, the larger one")
     parser.add_argument("--rows", help="rows of the right batch that are those of the left one, as 0,3 (default: the first)")
     parser.add_argument("--target", action="append", metavar="GPU", help=f"try the tensor cores of {TARGET_HELP}; may be repeated")
@@ -105,6 +106,6 @@ def _judge_one(args: argparse.Namespace) -> int:
 
 def _read(name: str, path: Path) -> Record:
     try:
-        return read_record(path)
+        return read_run(path)
     except (OSError, ValueError) as error:
         raise CommandError(f"{name}: {path_text(path)}: {error}") from error

@@ -40,8 +40,7 @@ def attention_by_formula(func: Any, args: tuple, kwargs: dict[str, Any]) -> tupl
     """Compute a fused attention that is not known, or its gradients, by its formula in float32. Dropout is left out."""
     given = arguments_by_name(func, args, kwargs)
     query, key, value = (given[name].float() for name in ("query", "key", "value"))
-    group = query.shape[1] // key.shape[1]
-    keys, values = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    keys, values = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
     scores = query @ keys.mT * scale
     if given.get("attn_bias") is not None:
@@ -58,6 +57,6 @@ def attention_by_formula(func: Any, args: tuple, kwargs: dict[str, Any]) -> tupl
         return tuple(x.zero_() if i > 1 and isinstance(x, torch.Tensor) else x for i, x in enumerate(empty))
     grad, out = (given["grad_out_" if "grad_out_" in given else "grad_out"].float(), given["out"].float())
     of_scores = weights * (grad @ values.mT - (grad * out).sum(-1, keepdim=True)) * scale
-    heads = lambda x: x.unflatten(1, (-1, group)).sum(2).to(given["query"].dtype)
-    found = ((of_scores @ keys).to(given["query"].dtype), heads(of_scores.mT @ query), heads(weights.mT @ grad))
+    heads = lambda x, to: x.unflatten(1, (to.shape[1], -1)).sum(2).to(given["query"].dtype)
+    found = ((of_scores @ keys).to(given["query"].dtype), heads(of_scores.mT @ query, key), heads(weights.mT @ grad, value))
     return found if len(func._schema.returns) == 3 else (*found, None)

@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from tcemu.base.errors import NotModelled
 from tcemu.faces.torch.exchange import NUMPY_DTYPES
 from tcemu.operations.functional.torch_cuda.attention import CHOICES, CUDNN_HIDDEN, AttentionCall
 from tcemu.operations.functional.torch_cuda.random_numbers import GpuGenerator
@@ -215,8 +216,25 @@ def scaled_dot_product_attention(
 
     Source: PyTorch 2.11.0, aten/src/ATen/native/transformers/attention.cpp (`scaled_dot_product_attention`).
     """
-    needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    backend = _choose_backend(emulation, query, key, value, attn_mask, is_causal)
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = (_lower(x) for x in (query, key, value, attn_mask))
+    operands = (query, key, value)
+    if (attn_mask is not None and is_causal) or len({x.dtype for x in operands}) > 1:
+        raise RuntimeError(
+            f"scaled_dot_product_attention: got {', '.join(str(x.dtype) for x in operands)}, {is_causal=}, and "
+            f"{'an' if attn_mask is not None else 'no'} attn_mask; PyTorch refuses other dtypes, and a mask beside is_causal"
+        )
+    if any(x.is_nested for x in operands):
+        raise NotModelled(
+            "scaled_dot_product_attention: nested tensors, and variable lengths, have no rule; pad the sequences and give attn_mask "
+            "(faces/torch/function_choices.py)"
+        )
+    needs_sums = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    call = facts_of_call(emulation, operands, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = "math" if call is None else choose_backend(call)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "math":
         run, given = torch.ops.aten._scaled_dot_product_attention_math, {"scale": scale, "enable_gqa": enable_gqa}
         if not dropout_p:
@@ -225,14 +243,13 @@ def scaled_dot_product_attention(
         weights = run(*wide[:2], wide[2][..., :0], attn_mask, 0.0, is_causal, None, **given)[1]  # of no values: the weights alone
         values = wide[2].repeat_interleave(query.shape[-3] // value.shape[-3], -3) if enable_gqa else wide[2]
         return (dropout(torch.dropout, weights, dropout_p, True) @ values).to(query.dtype)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        hidden = torch.scalar_tensor(CUDNN_HIDDEN if backend == "cudnn" else -math.inf, dtype=query.dtype)
-        attn_mask = torch.where(attn_mask, torch.scalar_tensor(0.0, dtype=query.dtype), hidden)
     if backend == "cudnn":
         run = torch.ops.aten._scaled_dot_product_cudnn_attention
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, False, scale=scale)[0]
     if backend == "efficient":
         run = torch.ops.aten._scaled_dot_product_efficient_attention
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
         return run(query, key, value, attn_mask, needs_sums, dropout_p, is_causal, scale=scale)[0]
     size = query.shape[-1]
     padded = [torch.nn.functional.pad(x, (0, -size % 8)) if size % 8 else x for x in (query, key, value)]
@@ -240,15 +257,46 @@ def scaled_dot_product_attention(
     return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
 
 
-def _choose_backend(
-    emulation: GpuEmulation, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
-) -> str:
-    """Return the backend that PyTorch takes on the GPU, of those that are switched on."""
-    if query.ndim != 4 or query.dtype not in NUMPY_DTYPES:
-        return "math"
-    call = AttentionCall(
-        tuple(query.shape), tuple(key.shape), value.shape[-1], NUMPY_DTYPES[query.dtype], causal, mask is not None, emulation.gpu
+def _lower(x: Any) -> Any:
+    """Cast a float to autocast's dtype, as a GPU's autocast does before `scaled_dot_product_attention`."""
+    lowers = x is not None and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(torch.get_autocast_dtype("cpu")) if lowers else x
+
+
+def facts_of_call(
+    emulation: GpuEmulation,
+    operands: Sequence[torch.Tensor],
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    grouped: bool,
+) -> AttentionCall | None:
+    """Return the facts on which the choice of a backend depends; None for a dtype that only the math form takes."""
+    query, key, value = operands
+    if query.dtype not in NUMPY_DTYPES:
+        return None
+    strides = [x.stride(-1) == 1 or (query.shape[-1] == 1 and x is not mask) for x in (*operands, *([] if mask is None else [mask]))]
+    return AttentionCall(
+        *(tuple(x.shape) for x in operands),
+        dtype=NUMPY_DTYPES[query.dtype] if query.dtype == key.dtype == value.dtype else None,
+        causal=causal,
+        mask=None if mask is None else tuple(mask.shape),
+        mask_gradient=mask is not None and mask.requires_grad,
+        dropout=dropout_p,
+        grouped=grouped,
+        is_dense=all(strides),
+        deterministic=has_fixed_orders(),
+        gpu=emulation.gpu,
     )
+
+
+def has_fixed_orders() -> bool:
+    """Return whether PyTorch takes deterministic algorithms alone."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def choose_backend(call: AttentionCall) -> str:
+    """Return the backend that PyTorch takes on the GPU, of those that are switched on."""
     switches = torch.backends.cuda
     enabled = {
         "cudnn": switches.cudnn_sdp_enabled(), "flash": switches.flash_sdp_enabled(), "efficient": switches.mem_efficient_sdp_enabled(),

@@ -6,21 +6,23 @@ in another way on a CPU than on a GPU are taken before, by a function mode.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.faces.torch.compiled_models import compile_with_graphs, find_optimizer
 from tcemu.faces.torch.cpu_formulas import attention_by_formula, empty_results, rms_norm_gradients
 from tcemu.faces.torch.exact_operations import RANDOM, arguments_by_name, find_exact, flat_tensors
 from tcemu.faces.torch.exchange import NUMPY_DTYPES, to_array, to_tensor
-from tcemu.faces.torch.function_choices import FunctionChoices, GpuDefaults
+from tcemu.faces.torch.function_choices import FunctionChoices, GpuDefaults, has_fixed_orders
 from tcemu.faces.torch.operation_report import OperationLine, OperationReport
 from tcemu.faces.torch.watching import describe_tensor
 from tcemu.operations.functional.torch_cuda.random_numbers import GpuGenerator
@@ -43,11 +45,21 @@ from tcemu.uses.replay.aten_operations import (
 )
 
 UNKNOWN_CHOICES = ("raise", "warn", "leave")
+ON_THIS_CPU, OTHER_BITS = "as PyTorch does on this CPU", "torch on this CPU, other bits than the GPU's"
+IN_ONE_ORDER = (
+    "in one order that the GPU may take, while its other results have the GPU's bits; torch.use_deterministic_algorithms(True) fixes the "
+    "order, on the GPU too"
+)
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+OF_ATOMICS = ("in one of the orders that the GPU may take", "PTX, in one of the orders that the GPU may take")
 MOST_DESCRIBED = 6  # operands that a line of a report names
 
 
 # ---- where an operation runs
+
+
+def _runs_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 class ModulePaths:
@@ -76,7 +88,7 @@ class ModulePaths:
 
     def find(self) -> tuple[str, bool]:
         """Return the path of the operation that runs now, and whether a backward pass runs it."""
-        if torch._C._current_graph_task_id() != -1:
+        if _runs_backward():
             node = torch._C._current_autograd_node()
             return ("" if node is None else self.by_node.get(node._sequence_nr(), "")), True
         path = self.stack[-1] if self.stack else ""
@@ -106,6 +118,15 @@ class OperationMode(TorchDispatchMode):
         return self.emulation.compute(func, args, kwargs or {})
 
 
+class CompilableMode(OperationMode):
+    """The same around a function of which `torch.compile` captures parts, which the mode leaves alone."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell Dynamo to capture under this mode."""
+        return True
+
+
 @lru_cache(maxsize=4096)
 def _is_composite(func: Any) -> bool:
     """Return whether PyTorch has an operator only as a function of other ones."""
@@ -122,9 +143,12 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 @lru_cache(maxsize=4096)
 def _base_name(func: Any) -> str:
-    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand."""
+    """Return the name of an operator without "aten::", and without the "_" of those that write to their operand.
+
+    `normal_` keeps it: `normal` is another operator.
+    """
     name = func._schema.name.removeprefix("aten::")
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return name[:-1] if name.endswith("_") and not name.endswith("__") and name != "normal_" else name
 
 
 def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
@@ -132,6 +156,13 @@ def _describe_operands(tensors: Sequence[torch.Tensor]) -> str:
     more = len(tensors) - MOST_DESCRIBED
     shown = [describe_tensor(x) for x in (tensors if more <= 1 else tensors[:MOST_DESCRIBED])]
     return " · ".join(shown) + (f" and {more} more" if more > 1 else "")
+
+
+def _is_needed(result: int) -> bool:
+    """Return whether a result of the operator that autograd runs now goes to a node: the gradient of an operand without one does not."""
+    node = torch._C._current_autograd_node()
+    following = () if node is None else node.next_functions
+    return result >= len(following) or following[result][0] is not None
 
 
 def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -151,11 +182,15 @@ def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
             raise NotModelled(f"products with {switch}={getattr(switches, switch)} have no rule; True is the default")
 
 
-def _write_result(out: torch.Tensor, found: torch.Tensor, is_operand: bool) -> torch.Tensor:
+def _write_result(out: torch.Tensor, found: np.ndarray, is_operand: bool) -> torch.Tensor:
     """Write a result to its place. Where no operand is the place, dtype and shape may be others than a CPU's, as of a norm's moments."""
-    if is_operand or (out.dtype == found.dtype and out.shape == found.shape):
-        return out.copy_(found.reshape(out.shape))
-    return found.reshape(out.shape) if out.numel() == found.numel() else found
+    if is_operand:
+        return out.copy_(to_tensor(found).reshape(out.shape))
+    if NUMPY_DTYPES.get(out.dtype) == found.dtype and tuple(out.shape) == found.shape:
+        to_array(out)[...] = found  # NumPy wakes no threads, for which `copy_` waits on a machine that is busy
+        return out
+    tensor = to_tensor(found)
+    return tensor.reshape(out.shape) if out.numel() == tensor.numel() else tensor
 
 
 class GpuEmulation:
@@ -191,9 +226,9 @@ class GpuEmulation:
     def __enter__(self) -> GpuEmulation:
         if self._open:
             raise RuntimeError("emulate: this block is open already")
-        if self.compiled is None:
+        if self.compiled is None:  # Dynamo would trace the hooks
             self._paths = ModulePaths(self.model)
-            self._open = [GpuDefaults(self.generator), FunctionChoices(self), OperationMode(self)]
+        self._open = [GpuDefaults(self.generator), FunctionChoices(self), OperationMode(self)]
         for mode in self._open:
             mode.__enter__()
         return self
@@ -207,7 +242,8 @@ class GpuEmulation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.compiled is not None:
-            return self._call_compiled(args, kwargs)
+            self._compiled_model = self._compiled_model or self.compile(self.model)
+            return self._compiled_model(*args, **kwargs)
         if self._open:
             return self.model(*args, **kwargs)
         with self:
@@ -222,39 +258,54 @@ class GpuEmulation:
 
     # ---- compiled graphs
 
-    def _call_compiled(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run the model by its compiled graphs: Dynamo captures it here too, only to learn the order of a graph's operands."""
-        if torch.is_grad_enabled():
-            raise NotModelled(
-                "compiled: graphs of training have no rule, since what they keep for the backward pass is the compiler's choice; call the "
-                "model under torch.no_grad() (faces/torch/gpu_emulation.py)"
-            )
-        run = self._compiled_model or torch.compile(self.model, backend=self._capture, fullgraph=True, dynamic=False)
-        self._compiled_model = run
-        try:
-            return run(*args, **kwargs)
-        except importlib.import_module("torch._dynamo.exc").BackendCompilerFailed as error:
-            raise error.inner_exception from None
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs by the compiled graphs of the block, as `torch.compile(function)` does on the GPU.
 
-    def _capture(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
-        aot_autograd = importlib.import_module("torch._dynamo.backends.common").aot_autograd  # Dynamo takes seconds to import
-        return aot_autograd(fw_compiler=self._find_graph, keep_inference_input_mutations=True)(captured, operands)
+        Args:
+            function: The model, or the `step` of an optimizer that was compiled on the GPU too.
 
-    def _find_graph(self, captured: Any, operands: Sequence[torch.Tensor]) -> Any:
-        graph = self.compiled.find(operands)
+        Raises:
+            TypeError: The block has no compiled graphs.
+        """
+        if self.compiled is None:
+            raise TypeError("emulate: compile needs graphs, as emulate(model, gpu=..., compiled=tcemu.inductor.read(folder))")
+        compiled, is_step = compile_with_graphs(function, self.compiled, self._run_graph), find_optimizer(function) is not None
+        if is_step and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            raise Unsupported(f"emulate: PyTorch {torch.__version__} compiles no optimizer within a block; PyTorch 2.11 does")
 
-        def run(*given: torch.Tensor) -> Any:
-            with OperationMode(self):
-                return graph.run(*given, target=self.gpu, watch=self._add_launch)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not self._open:
+                raise NotModelled(
+                    "compiled: outside of the block a model runs under torch.no_grad() alone, since its loss, the backward pass and the "
+                    "optimizer would be this CPU's; train within `with tcemu.torch.emulate(...)`"
+                )
+            modes, self._open = self._open, []  # Dynamo captures nothing under a dispatch mode
+            for mode in reversed(modes):
+                mode.__exit__(None, None, None)
+            try:
+                with CompilableMode(self) if is_step else nullcontext():
+                    return compiled(*args, **kwargs)
+            finally:
+                for mode in modes:
+                    mode.__enter__()
+                self._open = modes
 
-        return importlib.import_module("torch._functorch.aot_autograd").make_boxed_func(run)
+        return call
+
+    def _run_graph(self, graph: Any, operands: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        is_open = any(isinstance(mode, OperationMode) for mode in _get_current_dispatch_mode_stack())  # as in a backward pass
+        with nullcontext() if is_open else OperationMode(self):
+            return graph.run(*operands, target=self.gpu, watch=self._add_launch)
 
     def _add_launch(self, part: Any) -> None:
         """List the launch of a kernel; an operator has listed itself."""
-        if part.launch is not None:
-            doubts = "; ".join(part.launch.inexact)
-            evidence = Evidence(NOT_KNOWN, doubts) if doubts else Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx")
-            self._add((f"triton.{part.name}", "", False), _describe_operands(flat_tensors(part.operands)), "PTX", evidence)
+        if part.launch is None:
+            return
+        place, operands = (f"triton.{part.name}", "", _runs_backward()), _describe_operands(flat_tensors(part.operands))
+        if part.launch.inexact:
+            self._note_unknown(place, operands, "; ".join(part.launch.inexact), *OF_ATOMICS)
+        else:
+            self._add(place, operands, "PTX", Evidence(BY_RULE, "the PTX that torch.compile wrote, run by tcemu.ptx"))
 
     # ---- one operation
 
@@ -263,11 +314,12 @@ class GpuEmulation:
         name = _base_name(func)
         if func.is_view or func.namespace != "aten":
             return func(*args, **kwargs)
-        path, backward = ("", False) if self._paths is None else self._paths.find()
+        path, backward = ("", _runs_backward()) if self._paths is None else self._paths.find()
         place = (f"aten.{func._schema.name.removeprefix('aten::')}", path, backward)
         operands = _describe_operands(flat_tensors(args, kwargs))
         has_rule = name in OPERATIONS and not (name == "sort" and bool(kwargs.get("stable")))
         draws, before = name.startswith(RANDOM) and not name.endswith("_backward"), self.generator.offset
+        opened: tuple[str, str, Any] | None = None  # why a sum's order is open, the kernel, and the result in one order
         try:
             if draws and backward:
                 raise NotModelled("random numbers drawn within a backward pass, as of a checkpoint, whose generator PyTorch turns back")
@@ -280,11 +332,18 @@ class GpuEmulation:
                     return result
             if has_rule:
                 answer, result = self._by_rule(func, name, args, kwargs)
-                self._add(place, operands, answer.kernel, answer.evidence)
-                return result
+                why = "; ".join(why for i, why in answer.open_results.items() if not backward or _is_needed(i))
+                if not why:
+                    self._add(place, operands, answer.kernel, answer.evidence)
+                    return result
+                opened = why, answer.kernel, result
             reason = f"{name} has no rule"
         except (NotModelled, Unsupported) as error:
             reason = str(error)
+        if opened is not None:
+            why, kernel, result = opened
+            self._note_unknown(place, operands, f"the order of a sum is open: {why}", IN_ONE_ORDER, kernel)
+            return result
         if (draws or arguments_by_name(func, args, kwargs).get("dropout_p")) and not backward and self.generator.offset == before:
             self.generator.lost = self.generator.lost or place[0]
         return self._leave(func, args, kwargs, place, operands, reason)
@@ -316,8 +375,8 @@ class GpuEmulation:
         if name == "bernoulli" and outs and arguments["p"] is None:
             arguments["p"] = 0.5  # the default of the overload that writes to its operand
         dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if isinstance(x, torch.Tensor))  # type: ignore[union-attr]
-        tf32 = torch.backends.cudnn.allow_tf32
-        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32))
+        tf32, deterministic = torch.backends.cudnn.allow_tf32, has_fixed_orders()
+        answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32, deterministic))
         named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
         for key, value in answer.updates.items():
             named[key].copy_(to_tensor(value))
@@ -326,7 +385,7 @@ class GpuEmulation:
                 if isinstance(out, torch.Tensor):
                     out.copy_(to_tensor(answer.states[i]).reshape(out.shape)) if i in answer.states else out.zero_()
             elif (found := answer.results[i]) is not None:
-                empty[i] = _write_result(out, to_tensor(found), bool(outs))
+                empty[i] = _write_result(out, found, bool(outs))
             elif not outs:
                 empty[i] = None
         if answer.memory_format is not None and empty[0] is not None:
@@ -361,8 +420,8 @@ class GpuEmulation:
         with _disable_current_modes():
             return func(*args, **kwargs)
 
-    def _note_unknown(self, place: tuple, operands: str, reason: str) -> None:
-        """List an operation that is not known, and raise or warn as the user asked."""
+    def _note_unknown(self, place: tuple, operands: str, reason: str, instead: str = ON_THIS_CPU, kernel: str = OTHER_BITS) -> None:
+        """List an operation that is not known, and raise or warn as the user asked. instead: what is computed in its place."""
         where = (
             place[0]
             + (f" of {operands}" if operands else "")
@@ -372,9 +431,9 @@ class GpuEmulation:
         if self.unknown == "raise":
             raise NotModelled(
                 f"{where}: what {self.library} gives on {self.gpu} is not known: {reason}. "
-                "unknown='warn' or 'leave' computes such operations as PyTorch does on this CPU, and the report names them"
+                f"unknown='warn' or 'leave' computes such operations {instead}, and the report names them"
             )
         if self.unknown == "warn" and place[0] not in self._warned:
             self._warned.add(place[0])
-            warnings.warn(f"{where}: not known on {self.gpu}, computed as on this CPU: {reason}", stacklevel=5)
-        self._add(place, operands, "torch on this CPU, other bits than the GPU's", Evidence(NOT_KNOWN, reason))
+            warnings.warn(f"{where}: not known on {self.gpu}, computed {instead}: {reason}", stacklevel=5)
+        self._add(place, operands, kernel, Evidence(NOT_KNOWN, reason))

@@ -203,7 +203,8 @@ def emulate(
         unknown: With gpu, what happens to an operation whose result there is not known: "raise" raises NotModelled, "warn" and "leave"
             compute it as PyTorch does on this CPU. The report names it.
         compiled: With gpu, the graphs that `torch.compile` wrote for this model there, from `tcemu.inductor.read`. Their kernels run as
-            PTX, and their calls of libraries are computed as without `compiled`. For inference: call the result under `torch.no_grad`.
+            PTX, and their calls of libraries are computed as without `compiled`. Outside of `with` the result is called under
+            `torch.no_grad`; within it, a loss, its backward pass and an optimizer are the GPU's too (docs/howto/compiled_models.md).
 
     Returns:
         An `Emulation`, which is called as the model is. The first call and `.report()` warn if the policy replaces nothing or a rule

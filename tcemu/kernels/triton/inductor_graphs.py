@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,15 +30,23 @@ from tcemu.kernels.ptx.text.parser import parse
 from tcemu.kernels.triton.kernel_launches import CompiledKernel, launch_kernel
 from tcemu.kernels.triton.launches import Launch
 
-GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid3D": "xyz"}  # axes of the grids that are a number of elements by a block
+AXES = {"Grid1D": "x", "Grid2D": "xy", "Grid3D": "xyz"}  # of the grids that are a number of elements by a block
+MOST_PROGRAMS = 65535  # along y: inductor's `get_max_y_grid`
 PROGRAM_ID = re.compile(r"(%\S+) = tt\.get_program_id (\w)")
 CONSTANT = re.compile(r"(%\S+) = arith\.constant (\d+) : i\d+")
 MULTIPLIED = re.compile(r"%[xyz]offset\S* = arith\.muli (%\S+), (%\S+) :")  # Triton names a value as the source does
 WIDENED = re.compile(r"(%\S+) = arith\.extsi (%\S+) :")
+SOURCE_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[([^\]]*)\]")
+ORIGINAL = re.compile(r"Original ATen: \[([^\]]*)\]")
+ACTIVATIONS = frozenset(  # functions that tell models with the same operands apart, and that PyTorch calls on every device
+    f"aten.{name}"
+    for name in ("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "leaky_relu", "hardtanh", "hardswish", "mish", "softplus", "sin", "cos")
+)
 PTX_FILE = re.compile(r'^\s*\.file\s+\d+\s+"([^"]*)"', re.MULTILINE)
 NAME_LENGTH = 150  # characters of a kernel's name that Triton's files have
 FIRST_LINE = "# AOT ID:"  # of a Python file with a graph
-LIBRARY = ("mm", "addmm", "bmm", "baddbmm")  # of extern_kernels: functions of torch by the same names
+METHODS = ("view", "sum", "prod", "amax", "amin", "to", "zero_")  # of tensors: sums of partial sums, and workspaces
+LIBRARY = ("mm", "addmm", "bmm", "baddbmm", "convolution")  # of extern_kernels: functions of torch by the same names
 IGNORED = ("args.clear", "torch.cuda.set_device", "get_raw_stream", "assert_alignment")
 ALLOCATIONS = ("empty_strided_cuda", "empty_strided_cpu", "empty_strided")
 OPERATORS = {
@@ -58,6 +66,11 @@ class TensorType(NamedTuple):
         """Return those of a tensor."""
         return cls(tuple(x.shape), tuple(x.stride()), x.dtype)
 
+    def matches(self, x: torch.Tensor) -> bool:
+        """Return whether a tensor has this shape and dtype, and these strides where an axis has more than one element."""
+        alike = tuple(x.shape) == self.shape and x.dtype == self.dtype
+        return alike and all(a == b for a, b, size in zip(x.stride(), self.strides, self.shape, strict=True) if size > 1)
+
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
@@ -76,10 +89,12 @@ class GraphKernel:
 
     name: str
     signature: Mapping[str, str]  # Triton's types by argument
-    grid: str  # a class of inductor's `GridExpr`
+    grid: str  # a class of inductor's `GridExpr`, a key of `GRIDS`
+    grid_settings: Mapping[str, Any]  # what the source says of the grid besides numbers of elements and blocks
     ptx: Path | None  # None: `missing` says why there is none
     blocks: Mapping[str, int]  # elements of a program by "XBLOCK", ...
     missing: str = ""
+    source: str = ""
 
     @cached_property
     def compiled(self) -> CompiledKernel:
@@ -103,12 +118,47 @@ class GraphKernel:
         constants = names[len(arguments) :]
         if any(self.signature[name] != "constexpr" for name in constants):
             raise NotModelled(f"{self.name}: got {len(arguments)} arguments for {', '.join(names)}")
-        given = dict(zip(names, arguments, strict=False))
-        programs = {axis: -(-given[f"{axis}numel"] // self.blocks[f"{axis.upper()}BLOCK"]) for axis in GRIDS[self.grid]}
-        grid = (programs["x"], programs.get("y", 1), programs.get("z", 1))
+        grid = GRIDS[self.grid](self, dict(zip(names, arguments, strict=False)))
         if not all(grid):
             return Launch(self.name, grid, 0, dict(compiled.settings), 0, 0.0, ())
         return launch_kernel(compiled, grid, [*arguments, *[None] * len(constants)], target, checked=checked).launch
+
+
+def _grid_by_axes(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    programs = {axis: -(-given[f"{axis}numel"] // kernel.blocks[f"{axis.upper()}BLOCK"]) for axis in AXES[kernel.grid]}
+    return programs["x"], programs.get("y", 1), programs.get("z", 1)
+
+
+def _grid_with_overflow(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Two axes, the second of which continues along the third."""
+    x, y = (-(-given[f"{axis}numel"] // kernel.blocks[f"{axis.upper()}BLOCK"]) for axis in "xy")
+    z = -(-y // MOST_PROGRAMS)
+    return x, -(-y // z), z
+
+
+def _grid_of_mixed_reductions(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Reductions along rows and columns by the same programs, each with a part of the rows."""
+    return -(-given["xnumel"] // kernel.grid_settings["RSPLIT_SIZE"]), 1, 1
+
+
+def _grid_of_combined_kernels(kernel: GraphKernel, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Several pointwise kernels, one after the other along x."""
+    settings = kernel.grid_settings["combo_grid_meta"]
+    blocks = {**(settings["default_config"] or {}), **kernel.blocks}
+    parts = range(settings["num_kernels"])
+    if any(f"ynumel_{part}" in settings for part in parts):
+        raise NotModelled(f"{kernel.name}: combined kernels with two axes have no rule")
+    sizes = [settings[f"xnumel_{part}"] or given[f"xnumel_{part}"] for part in parts]
+    programs = sum(x if settings[f"no_x_dim_{part}"] else -(-x // blocks["XBLOCK"]) for part, x in zip(parts, sizes, strict=True))
+    return max(programs, settings["min_blocks"] or 0), 1, 1
+
+
+GRIDS: dict[str, Callable[[GraphKernel, Mapping[str, Any]], tuple[int, int, int]]] = {
+    **dict.fromkeys(AXES, _grid_by_axes),
+    "Grid2DWithYZOverflow": _grid_with_overflow,
+    "MixOrderReductionGrid": _grid_of_mixed_reductions,
+    "SequentialComboKernelGrid": _grid_of_combined_kernels,
+}
 
 
 class CompiledGraph:
@@ -117,19 +167,29 @@ class CompiledGraph:
     Attributes:
         path: Its Python file.
         kind: "inference", "forward" or "backward".
+        number: Of the compilation that wrote it: the graphs of one training step have the same.
         arguments: Types of the operands, in order.
+        names: Names of the operands, in order: "primals_1" and so on are parameters and inputs, "tangents_1" and so on gradients.
+        results: Expressions of the results, in order; "None" where there is none.
+        sources: Names of the operations of the captured function from which it was compiled, and its activations as "aten.gelu", as
+            far as its comments list them.
         kernels: Its Triton kernels by name.
         steps: Names of the launches and calls, in order; a library's function has its module before it, as "extern_kernels.mm".
     """
 
     def __init__(self, path: Path, tree: ast.Module, kernels: Mapping[str, GraphKernel]) -> None:
         self.path, self.kernels = path, kernels
-        self.kind = path.read_text(encoding="utf-8").partition("\n")[0].strip("']\n ").rpartition("_")[2]
+        text = path.read_text(encoding="utf-8")
+        self.number, _, self.kind = text.partition("\n")[0].removeprefix(FIRST_LINE).strip("[]'\n ").rpartition("_")
+        listed = lambda pattern: {name for names in pattern.findall(text) for name in names.split(", ") if name}
+        self.sources = frozenset(listed(SOURCE_NODES) | listed(ORIGINAL) & ACTIVATIONS)
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         if "call" not in functions or "get_args" not in functions:
             raise NotModelled(f"{path}: no functions call and get_args; PyTorch 2.11 writes them")
         self.body = functions["call"].body
         self.arguments = tuple(_read_arguments(functions["get_args"]))
+        self.names, self.results = _read_interface(self.body)
+        self.program = (ast.unparse(functions["call"]), *(kernel.source for kernel in kernels.values()))
         called = [_dotted(node.func) for node in _calls_in_order(self.body)]
         self.steps = tuple(name.removesuffix(".run") for name in called if name.removesuffix(".run") in kernels or _is_library(name))
 
@@ -157,10 +217,14 @@ class CompiledGraph:
         if len(operands) != len(self.arguments):
             raise ValueError(f"{self.path.name}: got {len(operands)} operands; the graph has {len(self.arguments)}")
         for number, (x, expected) in enumerate(zip(operands, self.arguments, strict=True)):
-            if TensorType.of(x) != expected:
+            if not expected.matches(x):
                 raise ValueError(f"{self.path.name}: operand {number} is {TensorType.of(x)}; the graph was compiled for {expected}")
         with torch.no_grad():
             return _Interpreter(self, resolve_target(target), checked, watch).run(list(operands))
+
+    def accepts(self, operands: Sequence[torch.Tensor]) -> bool:
+        """Return whether tensors have the types of the operands."""
+        return len(operands) == len(self.arguments) and all(map(TensorType.matches, self.arguments, operands))
 
     def __repr__(self) -> str:
         launches = sum(name in self.kernels for name in self.steps)
@@ -168,6 +232,26 @@ class CompiledGraph:
             f"<CompiledGraph {self.kind}: {len(self.arguments)} operands, {launches} launches of {len(self.kernels)} kernels, "
             f"{len(self.steps) - launches} calls of libraries>"
         )
+
+
+@dataclass(frozen=True)
+class TrainingGraphs:
+    """The forward and the backward graph of a training step."""
+
+    forward: CompiledGraph
+    backward: CompiledGraph
+    results: int  # of the forward graph, without the tensors that are saved for the backward graph
+
+    @property
+    def saved(self) -> tuple[tuple[str, TensorType], ...]:
+        """Names and types of the saved tensors, in order; operands of the forward graph among them keep their names."""
+        count = len(self.forward.results) - self.results
+        return tuple(zip(self.backward.names[:count], self.backward.arguments[:count], strict=True))
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What tells two of them apart."""
+        return (*self.forward.program, *self.backward.program)
 
 
 class CompiledGraphs(Result):
@@ -185,20 +269,75 @@ class CompiledGraphs(Result):
     def __getitem__(self, index: int) -> CompiledGraph:
         return self.graphs[index]
 
-    def find(self, operands: Sequence[torch.Tensor]) -> CompiledGraph:
+    def find(self, operands: Sequence[torch.Tensor], results: int, sources: Collection[str]) -> CompiledGraph:
         """Return the inference graph for tensors of these types.
 
+        Args:
+            operands: Tensors of the types that the graph takes.
+            results: Number of the results.
+            sources: Names of the operations of the captured function, and of PyTorch's operators as "aten.gelu".
+
         Raises:
-            NotModelled: No graph of the folder has such operands.
+            NotModelled: No graph of the folder has such operands, or several that differ have them.
         """
-        types = tuple(map(TensorType.of, operands))
-        for graph in self.graphs:
-            if graph.kind == "inference" and graph.arguments == types:
-                return graph
-        shown = ", ".join(map(str, types[:6])) + (f" and {len(types) - 6} more" if len(types) > 6 else "")
+        alike = lambda graph: [graph] * (len(graph.results) == results and graph.sources <= {*sources})
+        return self._choose("inference", operands, sources, alike)
+
+    def find_training(
+        self,
+        operands: Sequence[torch.Tensor],
+        results: int,
+        tangents: Sequence[torch.Tensor],
+        gradients: Sequence[bool],
+        sources: Collection[str],
+    ) -> TrainingGraphs:
+        """Return the graphs of a training step for tensors of these types.
+
+        What a forward graph saves for its backward graph is the compiler's choice. The folder tells it by places and names: the saved
+        tensors are the last results of the one and the first operands of the other, in the same order.
+
+        Args:
+            operands: Tensors of the types that the forward graph takes.
+            results: Number of its results without those that are saved.
+            tangents: Gradients of the results, as the backward graph takes them.
+            gradients: Whether each operand gets a gradient.
+            sources: As for `find`.
+
+        Raises:
+            NotModelled: No graphs of the folder have such operands and results, or several that differ have them.
+        """
+
+        def pair(forward: CompiledGraph) -> list[TrainingGraphs]:
+            saved = forward.results[results:]
+            return [
+                TrainingGraphs(forward, graph, results)
+                for graph in self.graphs
+                if graph.kind == "backward"
+                and graph.number == forward.number
+                and len(graph.names) == len(saved) + len(tangents)
+                and all(name.startswith("tangents_") == (i >= len(saved)) for i, name in enumerate(graph.names))
+                and all(expected.matches(x) for expected, x in zip(graph.arguments[len(saved) :], tangents, strict=True))
+                and [result != "None" for result in graph.results] == list(gradients)
+                and all(_is_saved_as(*names) for names in zip(saved, graph.names, strict=False))
+                and forward.sources <= {*sources, *graph.names}  # a part of the backward pass that the forward graph computes is saved
+            ]
+
+        return self._choose("forward", operands, sources, pair)
+
+    def _choose(self, kind: str, operands: Sequence[torch.Tensor], sources: Collection[str], select: Callable[..., Any]) -> Any:
+        taken = [x for x in self.graphs if x.kind == kind and x.accepts(operands)]
+        foreign = {name for graph in taken for name in graph.sources - {*sources}}
+        found = [each for graph in taken for each in select(graph)]
+        if len({each.program for each in found}) == 1:
+            return found[0]
+        types = [str(TensorType.of(x)) for x in operands]
+        shown = ", ".join(types[:6]) + (f" and {len(types) - 6} more" if len(types) > 6 else "")
+        training = "" if kind == "inference" else ", or none with a backward graph for it"
+        more = f". The model here does not call {', '.join(sorted(foreign)[:6])}" if foreign and not found else ""
         raise NotModelled(
-            f"{self.folder}: no inference graph for {len(types)} operands {shown}; it has {', '.join(map(repr, self.graphs)) or 'none'}. "
-            "Sizes, dtypes and the version of PyTorch must be those of the compilation"
+            f"{self.folder}: {'no' if not found else len(found)} {kind} graph{'s' * (len(found) > 1)} for {len(types)} operands {shown}"
+            f"{training * (not found)}; it has {', '.join(map(repr, self.graphs)) or 'none'}{more}. Sizes, dtypes and the version of "
+            "PyTorch must be those of the compilation, and a folder that has several models must have one with such operands"
         )
 
     def table(self) -> Table:
@@ -266,6 +405,7 @@ def _read_kernel(
     metas = {word.arg: word.value for call in function.decorator_list if isinstance(call, ast.Call) for word in call.keywords}
     signature = _literal_entry(metas["triton_meta"], "signature")
     grid = _literal_entry(metas["inductor_meta"], "grid_type")
+    settings = {key: found for key in ("RSPLIT_SIZE", "combo_grid_meta") if (found := _literal_entry(metas["inductor_meta"], key))}
     file = files.get(source.strip())
     paths = []
     for path in candidates:
@@ -276,21 +416,18 @@ def _read_kernel(
         paths = [path for path in paths if path.parent.name in chosen]
     if len(paths) != 1:
         many = "no PTX" if not candidates else f"{len(candidates)} compiled forms, and no .best_config says which of them was taken"
-        return GraphKernel(name, signature, grid, None, {}, f"the folder has {many}")
+        return GraphKernel(name, signature, grid, settings, None, {}, f"the folder has {many}", source)
     (path,) = paths
     config = chosen.get(path.parent.name)
     blocks = _read_blocks(path.with_suffix(".ttir")) if config is None else {k: v for k, v in config.items() if k.endswith("BLOCK")}
-    return GraphKernel(name, signature, grid, path, blocks)
+    return GraphKernel(name, signature, grid, settings, path, blocks, source=source)
 
 
 def _literal_entry(node: ast.expr, key: str) -> Any:
-    """Return an entry of a dictionary whose other entries need not be literals."""
+    """Return an entry of a dictionary whose other entries need not be literals, or None."""
     assert isinstance(node, ast.Dict)
-    return next(
-        ast.literal_eval(value)
-        for name, value in zip(node.keys, node.values, strict=True)
-        if isinstance(name, ast.Constant) and name.value == key
-    )
+    entries = zip(node.keys, node.values, strict=True)
+    return next((ast.literal_eval(value) for name, value in entries if isinstance(name, ast.Constant) and name.value == key), None)
 
 
 def _read_blocks(path: Path) -> dict[str, int]:
@@ -322,6 +459,21 @@ def _read_arguments(function: ast.FunctionDef) -> Any:
     if set(order) - set(found):
         raise NotModelled(f"operands {', '.join(sorted(set(order) - set(found)))} are no tensors; compile with dynamic=False")
     yield from (found[name] for name in order)
+
+
+def _read_interface(body: Sequence[ast.stmt]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the operands, from `a, b = args`, and the expressions of the results."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    taken = [x for x in nodes if isinstance(x, ast.Assign) and isinstance(x.value, ast.Name) and x.value.id == "args"]
+    returned = [x.value for x in nodes if isinstance(x, ast.Return)]
+    names = [_dotted(each) for x in taken for target in x.targets for each in getattr(target, "elts", [target])]
+    return tuple(names), tuple(ast.unparse(each) for value in returned if isinstance(value, ast.Tuple) for each in value.elts)
+
+
+def _is_saved_as(result: str, name: str) -> bool:
+    """Return whether a result may be the operand of that name: an operand of the forward graph keeps its name."""
+    own = re.search(r"\bprimals_\d+\b", result)
+    return name == own.group() if own else not name.startswith("primals_")
 
 
 def _dotted(node: ast.expr) -> str:
@@ -392,6 +544,8 @@ class _Interpreter:
             return self.values[node.id]
         if isinstance(node, ast.Tuple | ast.List):
             return type(ast.literal_eval("()" if isinstance(node, ast.Tuple) else "[]"))(map(self._value, node.elts))
+        if isinstance(node, ast.Slice):
+            return slice(*(None if each is None else self._value(each) for each in (node.lower, node.upper, node.step)))
         if isinstance(node, ast.Subscript):
             return self._value(node.value)[self._value(node.slice)]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -425,6 +579,8 @@ class _Interpreter:
             self._note(kernel.name, kernel.launch(args, self.target, self.checked), args)
             return None
         keywords = {word.arg: self._value(word.value) for word in node.keywords if word.arg is not None}
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not _is_library(name):
+            return getattr(self._value(node.func.value), node.func.attr)(*args, **keywords)
         if _is_library(name):
             result = self._library(node, name)(*args, **keywords)
             self._note(name, None, [*args, *keywords.values(), *(result if isinstance(result, tuple) else (result,))])

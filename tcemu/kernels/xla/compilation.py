@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import update_wrapper
@@ -18,16 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 
 from tcemu.base.errors import NotModelled
-from tcemu.kernels.xla.hlo_text import ArrayShape
 from tcemu.kernels.xla.xla_programs import StepReport, XlaProgram, read
 
 PLUGINS = ("xla_cuda13", "xla_cuda12")
 SKIP_LIBRARIES = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"  # JAX's own variable: the plugin then needs no cuDNN, which the compiler does not use
-TILE, INTEGER_K = re.compile(r'"sizes":\["(\d+)"\]'), 32  # of a product along K; K of mma for 8-bit integers
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")  # of JAX, on which a program depends
 DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_large_constants": True, "xla_dump_emitter_re": "ptx"}
 
@@ -146,23 +142,7 @@ def _compile(
             ) from error
         lowered.compile(compiler_options={**DUMP, **(options or {}), "xla_dump_to": str(kept)})
         (program,) = read(kept, target=gpu)
-    _refuse_short_tiles(program)
     return program, lowered.out_tree
-
-
-def _refuse_short_tiles(program: XlaProgram) -> None:
-    """Raise NotModelled for products of 8-bit integers whose tile is shorter along K than their instruction."""
-    for body in program.module.computations.values():
-        dtypes = {each.name: each.shape.dtype for each in body if isinstance(each.shape, ArrayShape)}
-        for each in body:
-            tile = TILE.search(each.attributes) if each.opcode == "dot" else None
-            if tile and int(tile[1]) < INTEGER_K and any(dtypes[operand.name] in (np.int8, np.uint8) for operand in each.operands):
-                what = f"{program.name}: {each.name} is a product of {dtypes[each.operands[0].name]}"
-                raise NotModelled(
-                    f"{what}, for which XLA takes {tile[1]} elements of K at a time unless it times kernels. Their instruction takes "
-                    f"{INTEGER_K}, and the kernel's PTX gives it each element twice, so that every result is doubled; no GPU's words "
-                    "are known. Multiply in int32, or read the dump of a GPU"
-                )
 
 
 class Emulated:

@@ -56,6 +56,9 @@ def _evaluate(program: str, each: Instruction, given: Sequence[np.ndarray], oper
         return parse_literal(shape, each.literal)
     if opcode in ("reshape", "copy"):
         return given[0].reshape(shape.sizes)
+    if opcode == "slice":
+        cuts = re.search(r"\bslice=\{([^}]*)\}", each.attributes)
+        return given[0][tuple(slice(*map(int, cut.split(":"))) for cut in re.findall(r"\[([\d:]+)\]", cuts[1] if cuts else ""))].copy()
     if opcode == "dynamic-slice":
         x, *starts = given
         return x[_slices(x.shape, starts, shape.sizes)].copy()

@@ -6,6 +6,8 @@ xla/backends/gpu/runtime/thunk.cc, as JAX 0.10 to 0.11 contain them.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ HEAD = re.compile(r"(?:ENTRY )?%(?P<name>\S+) \(.*\) -> .* \{$")
 ARRAY = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]*)\](?:\{(?P<order>[\d,]*)[^}]*\})?")
 INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>\S+) = (?P<rest>.*)$")
 OPCODE = re.compile(r"\s*(?P<opcode>[\w-]+)\(")
-ATTRIBUTE = re.compile(r", (?P<name>\w+)=")
+CONFIG = "backend_config="
 ALLOCATION = re.compile(r"allocation (?P<number>\d+): size (?P<size>\d+)(?P<facts>.*):$")
 VALUE = re.compile(
     r" value: <\d+ (?P<name>[^\s{]+)(?:\{(?P<index>[\d,]*)\})?(?: \(phi\))? @\d+> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\)"
@@ -100,6 +102,18 @@ class Instruction(NamedTuple):
         """Return the computation that an attribute names, or "" if there is no such attribute."""
         found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
         return found[1] if found else ""
+
+    def target(self) -> str:
+        """Return the name of the function that a custom call calls, or ""."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+    def config(self) -> dict[str, Any]:
+        """Return the instruction's `backend_config`; empty if there is none, or if it is no JSON."""
+        at = self.attributes.find(CONFIG)
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.JSONDecoder().raw_decode(self.attributes, at + len(CONFIG))[0] if at >= 0 else {}
+        return {}
 
 
 class Thunk(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +34,21 @@ from tcemu.kernels.xla.hlo_text import (
     parse_module,
     parse_thunks,
 )
+from tcemu.kernels.xla.library_attention import OPERANDS, attend
+from tcemu.kernels.xla.library_products import CALL, multiply_by_library, read_profile
+from tcemu.kernels.xla.tile_maps import find_tiles, tile_map
+from tcemu.operations.functional.torch_cuda.product_kernels import Launch
 
 MODULE = "_gpu_after_optimizations.txt"  # how the name of a dumped module ends
 ENTRY_NAME = re.compile(r"\.entry\s+([\w$]+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+INTEGER_K = 32  # K of mma for 8-bit integers
+DOUBLED = (
+    "XLA takes 16 elements of K at a time for an instruction that takes 32, and its kernel gives the instruction each element twice, so "
+    "that every result is doubled, as all 12,544 words of three products on an H200 were; multiply in int32, or let XLA time kernels"
+)
+MAPPED = "Known are tiles of products, sums, transpositions, broadcasts, reshapes and functions of single elements"
 ALIASES = ("bitcast", "optimization-barrier")  # their value is their operand's
 NOTHING = ("after-all", "partition-id", "replica-id")  # they have no bytes, or the bytes of device 0
 
@@ -47,11 +58,12 @@ class Step(NamedTuple):
 
     name: str  # of the instruction
     operation: str  # what the function calls it, as "jit(f)/softmax/exp"
-    kernel: str  # name of the kernel; "" for a copy
+    kernel: str  # name of the kernel; "" for a copy, and for exact products by a library
     grid: tuple[int, ...]
     threads: int
     seconds: float
     inexact: tuple[str, ...]  # what may not have the GPU's bits, and why
+    fault: str = ""  # of XLA's kernel, on the GPU too
 
 
 class StepReport(Result):
@@ -65,7 +77,7 @@ class StepReport(Result):
         rows = tuple(
             (
                 step.name, step.operation, step.kernel or "copy", " x ".join(map(str, step.grid)), step.threads, round(step.seconds, 3),
-                f"not exact: {', '.join(step.inexact)}" if step.inexact else "exact",
+                "; ".join(filter(None, (f"not exact: {', '.join(step.inexact)}" if step.inexact else "exact", step.fault))),
             )
             for step in self.steps
         )  # fmt: skip
@@ -87,14 +99,19 @@ class XlaProgram:
         operands: Shapes of the parameters, in order.
         results: Shape of the result, or a tuple of shapes.
         module: Its instructions.
+        launches: The kernels of libraries that a profile has, by the name of the instruction that calls the library.
     """
 
-    def __init__(self, module: Module, buffers: str, thunks: Mapping[str, Sequence[Thunk]], ptx: Sequence[str], target: str) -> None:
+    def __init__(
+        self, module: Module, buffers: str, thunks: Mapping[str, Sequence[Thunk]], ptx: Sequence[str], target: str,
+        launches: Mapping[str, Sequence[Launch]] | None = None,
+    ) -> None:  # fmt: skip
         self.module, self.name, self.target = module, module.name, resolve_target(target)
         self._sizes, self._places = parse_buffers(buffers)
-        self._thunks = thunks
+        self._thunks, self.launches = thunks, launches or {}
         self._ptx = {name: text for text in ptx for name in ENTRY_NAME.findall(text)}
         self._modules: dict[str, PtxModule] = {}
+        self._shapes = {each.name: each.shape for body in module.computations.values() for each in body}
         entry = module.computations[module.entry]
         parameters = {int(each.literal): each for each in entry if each.opcode == "parameter"}
         self.operands = tuple(parameters[number].shape for number in sorted(parameters))
@@ -145,7 +162,7 @@ class XlaProgram:
         return f"<XlaProgram {self.name} for {self.target}: {len(self.operands)} operands, {len(self.kernels)} kernels>"
 
 
-def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
+def read(folder: str | Path, *, target: str, profile: str | Path | None = None) -> tuple[XlaProgram, ...]:
     """Read the programs of a folder to which XLA has dumped. It needs no GPU.
 
     The dump of a run on a GPU has the kernels that XLA chose there, also those it chose by timing them:
@@ -154,6 +171,8 @@ def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
     Args:
         folder: The folder.
         target: The GPU for which it was compiled, as "H100".
+        profile: The folder to which `jax.profiler.trace` wrote in the same run. It has the names of the kernels of libraries, without which
+            products by cuBLASLt are not known.
 
     Returns:
         The programs, in the order of their names.
@@ -163,7 +182,7 @@ def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
         NotModelled: A module has a form that is not known.
     """
     folder = Path(folder)
-    found = []
+    found, launches = [], {} if profile is None else read_profile(profile)
     for path in sorted(folder.glob(f"*{MODULE}")):
         stem = path.name.rpartition(".sm_")[0]
         texts = {name: (folder / f"{stem}.{name}.txt") for name in ("thunk_sequence", "thunk_metadata")}
@@ -174,7 +193,7 @@ def read(folder: str | Path, *, target: str) -> tuple[XlaProgram, ...]:
         thunks = parse_thunks(*(each.read_text(encoding="utf-8") for each in texts.values()))
         ptx = [each.read_text(encoding="utf-8") for each in sorted(folder.glob(f"{stem}.*ptx"))]
         module = parse_module(path.read_text(encoding="utf-8"))
-        found.append(XlaProgram(module, buffers.read_text(encoding="utf-8"), thunks, ptx, target))
+        found.append(XlaProgram(module, buffers.read_text(encoding="utf-8"), thunks, ptx, target, launches.get(stem)))
     if not found:
         raise FileNotFoundError(f"{folder}: no file *{MODULE}; XLA writes it with --xla_dump_to={folder} --xla_dump_hlo_as_text")
     return tuple(found)
@@ -257,7 +276,7 @@ class _Machine:
             self.write(tree, instruction.shape, parse_literal(instruction.shape, instruction.literal))
             return tree
         for thunk in thunks:
-            self.run_thunk(thunk, instruction, _leaves(operands), _leaves([tree]))
+            self.run_thunk(thunk, instruction, _leaves(operands), _leaves([tree]), len(thunks) == 1)
         return tree
 
     def place(self, name: str, shape: Shape, index: tuple[int, ...] = ()) -> Tree:
@@ -293,28 +312,61 @@ class _Machine:
         self.run_computation(branches[number], [operands[1 + number]])
         return self.place(instruction.name, instruction.shape)
 
-    def run_thunk(self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> None:
+    def run_thunk(
+        self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice], is_alone: bool
+    ) -> None:  # fmt: skip
         began, doubts = time.perf_counter(), ()
         if thunk.kernel:
-            doubts = self.launch(thunk, [*operands, *results])
+            doubts = self.launch(thunk, instruction, [*operands, *results])
+        elif thunk.kind == "kDynamicSliceFusion" or (thunk.kind == "kCopy" and instruction.opcode == "fusion" and is_alone):
+            self.move(instruction, operands, results)
         elif thunk.kind == "kCopy":
             for source, target in zip(operands, results, strict=False):
-                self.bytes(target)[:] = self.bytes(source)[: target.size]
+                if source.size != target.size:
+                    raise NotModelled(f"{self.program.name}: {instruction.name} copies a part of its operand; the dump does not tell which")
+                self.bytes(target)[:] = self.bytes(source)
         elif thunk.kind in ("kMemzero", "kMemset32BitValue"):
             self.fill(thunk, instruction, results)
-        elif thunk.kind == "kDynamicSliceFusion":
-            self.move(instruction, operands, results)
+        elif thunk.kind == "kCublasLtMatmul" and instruction.target() == CALL:
+            thunk = self.multiply(thunk, instruction, operands, results)
+        elif thunk.kind == "kCuDnn" and instruction.target() in OPERANDS:
+            found = attend(self.program.name, instruction, self.read_operands(instruction, operands))
+            for place, shape, x in zip(results, instruction.shape, found, strict=False):
+                self.write(place, shape, x)
         else:
-            called = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-            what = f"calls the library function {called[1]}" if called else f"is a step of the kind {thunk.kind}"
+            called = instruction.target()
+            what = f"calls the library function {called}" if called else f"is a step of the kind {thunk.kind}"
             raise NotModelled(f"{self.program.name}: {instruction.name} {what}, which has no rule in tcemu.xla")
         operation = re.search(r'op_name="([^"]*)"', instruction.attributes)
-        threads = int(np.prod(thunk.block, dtype=int)) if thunk.kernel else 0
+        threads = int(np.prod(thunk.block, dtype=int)) if thunk.block else 0
         seconds = time.perf_counter() - began
-        step = Step(instruction.name, operation[1] if operation else "", thunk.kernel, thunk.grid, threads, seconds, doubts)
+        fault = DOUBLED if self.is_doubled(instruction) else ""
+        step = Step(instruction.name, operation[1] if operation else "", thunk.kernel, thunk.grid, threads, seconds, doubts, fault)
+        if fault:
+            warnings.warn(f"{self.program.name}: {instruction.name}: {fault}", stacklevel=2)
         self.steps.append(step)
         if self.watch is not None:
             self.watch(step, tuple(map(self.read, _array_shapes(instruction.shape), results)))
+
+    def is_doubled(self, instruction: Instruction) -> bool:
+        """True for a kernel that multiplies 8-bit integers in tiles that are shorter along K than their instruction."""
+        body = self.program.module.computations.get(instruction.attribute("calls"), ())
+        tiles = [int(each.config().get("sizes", [INTEGER_K])[0]) for each in body if each.opcode == "dot" and _multiplies_bytes(each, body)]
+        return any(tile < INTEGER_K for tile in tiles)
+
+    def operand_shapes(self, instruction: Instruction) -> list[ArrayShape]:
+        return _array_shapes([_part(self.program._shapes[operand.name], operand.part) for operand in instruction.operands])
+
+    def read_operands(self, instruction: Instruction, operands: Sequence[Slice]) -> list[np.ndarray]:
+        return [self.read(shape, place) for shape, place in zip(self.operand_shapes(instruction), operands, strict=True)]
+
+    def multiply(self, thunk: Thunk, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> Thunk:
+        """Compute a product by cuBLASLt, and return the step with the kernel that computed it on the GPU."""
+        shapes, arrays = self.operand_shapes(instruction), self.read_operands(instruction, operands)
+        launches = self.program.launches.get(instruction.name, ())
+        found = multiply_by_library(self.program.name, instruction, shapes, arrays, launches)
+        self.write(results[0], _array_shapes(instruction.shape)[0], found)
+        return thunk._replace(kernel=launches[0].name, grid=launches[0].grid, block=launches[0].block) if launches else thunk
 
     def move(self, instruction: Instruction, operands: Sequence[Slice], results: Sequence[Slice]) -> None:
         """Run a fusion that only moves elements to or from places that are data."""
@@ -336,7 +388,22 @@ class _Machine:
         value = parse_literal(constants[0].shape, constants[0].literal).reshape(1).view(np.uint8)
         self.bytes(results[0])[:] = np.resize(value, results[0].size)
 
-    def launch(self, thunk: Thunk, slices: Sequence[Slice]) -> tuple[str, ...]:
+    def tile(self, instruction: Instruction, number: int) -> tuple[ArrayShape, tuple[int, ...]]:
+        """Return the shape of an operand or result of a fusion, and its tile."""
+        body = self.program.module.computations.get(instruction.attribute("calls"), ())
+        parameters = sorted((each for each in body if each.opcode == "parameter"), key=lambda each: int(each.literal))
+        root = [each for each in body if each.is_root]
+        results = root[0].operands if root and root[0].opcode == "tuple" else root
+        name = next((each.name for place, each in enumerate((*parameters, *results)) if place == number), "")
+        tiles = find_tiles(body, instruction.config()) if name else {}
+        if name not in tiles:
+            raise NotModelled(
+                f"{self.program.name}: {instruction.name} takes a tensor map of its operand {number}, whose tile the dump does not tell: "
+                f"compile with --xla_gpu_autotune_level=0, by which no kernel was seen to take one. {MAPPED}"
+            )
+        return next(each.shape for each in body if each.name == name), tiles[name]
+
+    def launch(self, thunk: Thunk, instruction: Instruction, slices: Sequence[Slice]) -> tuple[str, ...]:
         """Run a kernel on slices of memory: one parameter for each of them, or one for each that differs."""
         module = self.program.ptx_module(thunk.kernel)
         function = module.entries[thunk.kernel]
@@ -347,18 +414,17 @@ class _Machine:
             raise NotModelled(
                 f"{self.program.name}: {thunk.kernel} has {count} parameters for {len(slices)} buffers, {len(distinct)} different"
             )
-        if any(each.shape for each in function.parameters):  # bytes by value, where a pointer is expected
-            raise NotModelled(
-                f"{self.program.name}: {thunk.kernel} takes tensor maps, which XLA's dump does not describe: compile with "
-                "xla_gpu_experimental_enable_triton_tma=False"
-            )
         regions = _merge(distinct)
         first: dict[Slice, int] = {}
         arguments: list[Any] = []
-        for place in passed:
+        for parameter, place in zip(function.parameters, passed, strict=True):
             region = next(each for each in regions if each.contains(place))
-            data = first.setdefault(region, len(arguments))
-            arguments.append(BufferPointer(self.bytes(region) if data == len(arguments) else data, place.offset - region.offset))
+            number = first.setdefault(region, len(arguments))
+            data, offset = self.bytes(region) if number == len(arguments) else number, place.offset - region.offset
+            if parameter.shape:  # 128 bytes by value
+                arguments.append(tile_map(*self.tile(instruction, slices.index(place)), data, offset))
+            else:
+                arguments.append(BufferPointer(data, offset))
         counter = StatementCounter()
         outputs = run(
             module, entry=thunk.kernel, grid=thunk.grid, block=thunk.block, args=arguments, target=self.program.target,
@@ -367,6 +433,11 @@ class _Machine:
         for region, output in zip(first, outputs, strict=True):
             self.bytes(region)[:] = np.asarray(output).reshape(-1).view(np.uint8)
         return bit_doubts(counter.opcodes, special_registers(function), self.program.target)
+
+
+def _multiplies_bytes(each: Instruction, body: Sequence[Instruction]) -> bool:
+    names = {operand.name for operand in each.operands}
+    return any(other.name in names and other.shape.dtype in (np.int8, np.uint8) for other in body)
 
 
 def _part(tree: Tree, index: Sequence[int]) -> Tree:

@@ -17,7 +17,9 @@ from functools import lru_cache
 import numpy as np
 
 from tcemu.engine.arithmetic.sum_tree import Chain, Concat, Join, Node, evaluate
-from tcemu.uses.drift.sum_evaluation import FloatSums, fma_f32, terms_first
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import fma_f32
+from tcemu.operations.products.library.numpy_sums import FloatSums
+from tcemu.uses.drift.sum_evaluation import terms_first
 
 VECTOR, CASCADES, LEVELS = 8, 4, 4
 

@@ -14,9 +14,9 @@ from tcemu.engine.isa.targets import resolve_target
 from tcemu.operations.products.library.kernel_json import to_dict
 from tcemu.uses.drift.alignment import MOVEMENTS
 from tcemu.uses.drift.causes import MAX_TWINS, explain_result, fit_recipe
-from tcemu.uses.drift.locate import RecordSource
-from tcemu.uses.drift.prediction import EQUAL, predict_operation, recorded_kernels
-from tcemu.uses.drift.records import Operation, Record, read_record
+from tcemu.uses.drift.prediction import EQUAL, operator_name, predict_operation, recorded_kernels
+from tcemu.uses.drift.records import Operation, Record, RecordSource, read_values
+from tcemu.uses.replay.aten_operations import EXACT as ATEN_EXACT
 from tcemu.uses.replay.order_candidates import TARGETS
 
 EXACT = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "select_n", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round")
@@ -100,13 +100,18 @@ def identify(record: RecordSource, *, targets: Sequence[str] = TARGETS, names: S
         DamagedFile: The file is no record.
         ValueError: A target is unknown.
     """
-    run, resolved = read_record(record), tuple(resolve_target(target) for target in targets)
+    run, resolved = read_values(record), tuple(resolve_target(target) for target in targets)
     found = []
     for operation in run.operations:
-        skipped = operation.name in (*MOVEMENTS, *EXACT) if names is None else operation.name not in names
+        skipped = _is_exact(operation) if names is None else operation.name not in names
         if not skipped and operation.results and operation.results[0].dtype.startswith(("float", "bfloat")):
             found.append(_identify_operation(run, operation, resolved))
     return Identification(run.name, tuple(found))
+
+
+def _is_exact(operation: Operation) -> bool:
+    """Return whether every correct implementation gives the operation's words."""
+    return operation.name in (*MOVEMENTS, *EXACT) or (operation.name.startswith("aten.") and operator_name(operation) in ATEN_EXACT)
 
 
 def _identify_operation(run: Record, operation: Operation, targets: tuple[str, ...]) -> IdentifiedOperation:

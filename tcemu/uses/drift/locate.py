@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,16 +24,15 @@ from tcemu.uses.drift.causes import (
     program_inputs,
     raw_words,
 )
+from tcemu.uses.drift.debug_logs import hash_record, read_run
 from tcemu.uses.drift.drift_results import SOURCES, Difference, Drift, Line, Role
 from tcemu.uses.drift.hypotheses import differing_features
 from tcemu.uses.drift.joined_products import join_products
 from tcemu.uses.drift.program_evaluation import evaluate
 from tcemu.uses.drift.programs import Choices
 from tcemu.uses.drift.recorder import Recording, Substitute, TorchRecording, record
-from tcemu.uses.drift.records import Operation, Record, TensorRecord, read_record
+from tcemu.uses.drift.records import Operation, Record, RecordSource, TensorRecord
 from tcemu.uses.replay.order_candidates import TARGETS
-
-RecordSource = str | os.PathLike | Recording | Record | bytes
 
 
 def locate(
@@ -54,7 +52,8 @@ def locate(
     side, and none both.
 
     Args:
-        left: A record: a file, a finished recording, or its bytes.
+        left: A record: a file, a finished recording, or its bytes. Or a file with a log of PyTorch's `DebugMode` with hashes
+            (`tcemu.uses.drift.debug_logs`): then hashes are compared, and no causes are searched.
         right: The other record. If the batches differ, the larger one.
         rows: Rows of the right batch that are those of the left one; by default the first ones.
         targets: GPUs whose tensor cores are tried, as "H100"; () for none, which is much faster.
@@ -76,8 +75,11 @@ def locate(
         raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
     if options and not set(options) <= {"substitute", "whole"}:
         raise ValueError(f"options: got {', '.join(sorted(map(str, options)))}; expected substitute or whole")
-    first, second = read_record(left), read_record(right)
-    first, second = join_products(first, second)
+    first, second = read_run(left), read_run(right)
+    if first.has_values and second.has_values:
+        first, second = join_products(first, second)
+    else:
+        first, second = hash_record(first), hash_record(second)
     comparer = Comparer(first, second, find_rows(first, second, rows))
     search = _Search(first, second, comparer, tuple(resolve_target(target) for target in targets))
     matches = align(first, second)
@@ -201,6 +203,9 @@ class _Search:
         return np.flatnonzero(different)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
+        if not (self.left.has_values and self.right.has_values):
+            unknown = Side(problem="unexplained: a log has hashes alone")
+            return find_cause(unknown, unknown), None
         differing = self._differing(x, y)
         sides = []
         for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):

@@ -27,7 +27,8 @@ from tcemu.operations.functional.torch_cuda.norms import block_tree, group_tree
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import fma_f32
 from tcemu.operations.functional.torch_cuda.reduce_plans import NORM_THREADS, NORM_VECTOR, WARP, thread_tree
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
-from tcemu.uses.drift.sum_evaluation import FloatSums, sum_products, terms_first
+from tcemu.operations.products.library.numpy_sums import FloatSums
+from tcemu.uses.drift.sum_evaluation import sum_products, terms_first
 from tcemu.uses.drift.summation import Summation
 from tcemu.uses.replay.order_candidates import JOINS
 

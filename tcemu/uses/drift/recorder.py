@@ -20,6 +20,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,11 @@ SAFETENSORS_NAMES = {  # NumPy's name of a dtype, and safetensors'
 }  # fmt: skip
 CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 OWN_FILE = os.path.abspath(__file__)
+VARIABLES = (  # of a process, by which cuBLAS or PyTorch choose other kernels
+    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT", "DISABLE_ADDMM_CUDA_LT",
+)  # fmt: skip
+LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # packages with PyTorch's kernels
 
 Substitute = Callable[[int, str, list[np.ndarray], list[np.ndarray]], "list[np.ndarray] | None"]
 
@@ -233,6 +240,7 @@ def _environment(framework: str) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if framework == "torch" and torch is not None:
         found |= _torch_environment(torch)
+        found |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
     elif framework == "jax" and "jax" in sys.modules:
         found["devices"] = sorted({str(device.device_kind) for device in sys.modules["jax"].devices()})
     return found
@@ -241,7 +249,7 @@ def _environment(framework: str) -> dict[str, Any]:
 def _torch_environment(torch: Any) -> dict[str, Any]:
     switches = {
         "float32_matmul_precision": torch.get_float32_matmul_precision,
-        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "deterministic": lambda: torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn_allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
         "cudnn_enabled": lambda: torch.backends.cudnn.enabled,
@@ -250,6 +258,8 @@ def _torch_environment(torch: Any) -> dict[str, Any]:
         "matmul_reduced_bf16": lambda: str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         "matmul_reduced_f16": lambda: str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
         "preferred_blas": lambda: str(torch.backends.cuda.preferred_blas_library()),
+        "sdp_priority": lambda: list(map(int, torch._C._get_sdp_priority_order())),
+        **{f"version of {name}": partial(metadata.version, name) for name in LIBRARIES},
         **{
             f"sdp_{name}": getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in ("flash", "mem_efficient", "cudnn", "math")
         },
@@ -267,7 +277,7 @@ def _torch_environment(torch: Any) -> dict[str, Any]:
     for name, read in switches.items():
         try:
             value = None if read is None else read()
-        except (AttributeError, RuntimeError, OSError):  # a switch that this release or this build does not have
+        except (AttributeError, RuntimeError, OSError, ImportError):  # a switch or package that this release or this build does not have
             continue
         if value is not None:
             found[name] = value if isinstance(value, bool | int | list) else str(value)

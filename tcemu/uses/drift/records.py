@@ -26,6 +26,7 @@ DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name)) if name.startswith(("bfloat", "float8")) else np.dtype(name) for name in SAFETENSORS_NAMES
 }
 DTYPE_BY_CODE = {code: DTYPES[name] for name, code in SAFETENSORS_NAMES.items()}
+UNKNOWN_DIGEST = ""  # of a tensor of which nothing is known
 TENSOR_MEMBERS = {"shape", "dtype", "digest", "kept", "rows"}
 OPERATION_MEMBERS = {"index", "name", "path", "source", "pass", "step", "attributes", "operands", "results"}
 
@@ -109,21 +110,27 @@ class Record:
         operations: The operations in order.
         complete: True if the run closed the record. The record of a killed run has all operations that were written completely.
         absorbed: Numbers of the operations that are parts of one that stands in another place.
+        has_values: False for a log of hashes; see `tcemu.uses.drift.debug_logs`.
     """
 
+    has_values = True
+
     def __init__(self, open_file: Callable[[], BinaryIO], size: int, name: str) -> None:
+        self._begin(name)
+        self._open = open_file
+        with self._open() as file:
+            self._read_parts(file, size)
+
+    def _begin(self, name: str) -> None:
         self.name, self.framework = name, ""
         self.environment: dict[str, Any] = {}
         self.operations: list[Operation] = []
         self.complete = False
         self.absorbed: set[int] = set()
         self._joined: dict[str, tuple[list[TensorRecord], int]] = {}  # tensors that are put together along an axis
-        self._open = open_file
         self._tensors: dict[str, tuple[int, int, np.dtype, tuple[int, ...]]] = {}  # offset, bytes, dtype, shape
         self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
         self._cached_bytes = 0
-        with self._open() as file:
-            self._read_parts(file, size)
 
     def _read_parts(self, file: BinaryIO, size: int) -> None:
         offset, first = 0, True
@@ -302,7 +309,10 @@ def _read_shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def read_record(source: str | os.PathLike | Recording | Record | bytes) -> Record:
+RecordSource = str | os.PathLike | Recording | Record | bytes
+
+
+def read_record(source: RecordSource) -> Record:
     """Read a record.
 
     Args:
@@ -326,3 +336,18 @@ def read_record(source: str | os.PathLike | Recording | Record | bytes) -> Recor
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such record")
     return Record(lambda: path.open("rb"), path.stat().st_size, path.name)
+
+
+def read_values(source: RecordSource) -> Record:
+    """Read a record of values; see `read_record`.
+
+    Raises:
+        ValueError: The source is a log of hashes.
+    """
+    record = read_record(source)
+    if not record.has_values:
+        raise ValueError(
+            f"{record.name}: a log has hashes, and no values to compute with. Record the run as the GPU computes it, by "
+            "tcemu.torch.emulate(gpu=...) and tcemu.drift.record, and compare the two: tcemu drift LOG RECORD"
+        )
+    return record

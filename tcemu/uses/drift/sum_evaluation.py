@@ -6,13 +6,11 @@ Tensor-core steps are computed by the engine, in segments of K of one size, so t
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -22,23 +20,22 @@ import numpy as np
 
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
-from tcemu.engine.arithmetic.sum_tree import Algebra, Chain, Node, Turn, evaluate
+from tcemu.engine.arithmetic.sum_tree import Chain, Node, Turn, evaluate
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.float_arrays import to_float
-from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.engine.formats.number_formats import F16, F32, Format
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import fma_f32
 from tcemu.operations.products.library.kernel_order import recipe_tree, slice_indices
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
 from tcemu.operations.products.library.kernel_sums import operand_codes
+from tcemu.operations.products.library.numpy_sums import FLOATS, FloatSums, InstructionSums, flush_floats, round_floats
 from tcemu.uses.drift.summation import Summation
 
 SEGMENT = 64  # elements along K that a compiled program takes
 SELECTED = 32  # outputs of a selection that a compiled program takes
 TILE = 64  # rows and columns that a compiled program takes
 OUTPUTS_AT_ONCE = 1 << 15  # running sums of lanes
-TERMS_AT_ONCE = 1 << 16  # products that are computed before they are added
 LEAST_CAST = 1 << 12  # elements to which short operands are padded before they are rounded
-FLOATS = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}  # by the format of sums
 MIN_THREADED = 4  # blocks of rows from which they are shared out among threads
 
 
@@ -80,69 +77,8 @@ def _cast_bytes(fmt: Format, cast: str, data: bytes) -> np.ndarray:
     return np.asarray(to_float(fmt, operand_codes(fmt, cast, full)))[: x.size]
 
 
-# ---- values in NumPy's f32
-
-
-def _flush(x: np.ndarray) -> np.ndarray:
-    small = np.abs(x) < np.float32(2.0**-126)
-    return np.where(small, np.copysign(np.float32(0), x), x)
-
-
 def _narrow(name: str) -> np.dtype | None:
     return None if name in ("float32", "f32") else np.dtype({"bf16": ml_dtypes.bfloat16, "f16": np.float16}.get(name, name))
-
-
-def _round(x: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
-    return x if dtype is None else x.astype(dtype).astype(np.float32)
-
-
-class FloatSums(Algebra):
-    """The algebra of sums in NumPy's f32: values [*grid, *outputs].
-
-    Attributes:
-        terms: The terms [K, *outputs], f32; the last one for EMPTY.
-        outputs: Shape of the sums of one order.
-        flush: Subnormal sums count as zeros.
-        narrow: Format to which every sum is rounded, or None.
-    """
-
-    def __init__(self, terms: np.ndarray, outputs: tuple[int, ...], *, flush: bool = False, narrow: np.dtype | None = None) -> None:
-        self.terms, self.outputs, self.flush, self.narrow = terms, outputs, flush, narrow
-
-    def settle(self, x: np.ndarray) -> np.ndarray:
-        """Return an f32 sum as an accumulator keeps it."""
-        return _round(_flush(x) if self.flush else x, self.narrow)
-
-    def zeros(self, grid: tuple[int, ...], negative: Any) -> np.ndarray:
-        signs = np.where(negative, np.float32(-0.0), np.float32(0))
-        return np.broadcast_to(signs.reshape(signs.shape + (1,) * len(self.outputs) * (signs.ndim > 0)), (*grid, *self.outputs)).copy()
-
-    def read(self, places: np.ndarray) -> Iterable[Any]:
-        """Return the elements of some turns, as `accumulate` takes them."""
-        return self.terms[places]
-
-    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
-        size = math.prod((*chain.grid, *self.outputs))
-        turns = max(1, min(TERMS_AT_ONCE // max(size, 1), len(chain.places)))
-        closing = np.zeros(0) if chain.closes is None else chain.closes.any(axis=tuple(range(1, chain.closes.ndim)))
-        for start in range(0, len(chain.places), turns):
-            for number, elements in enumerate(self.read(chain.places[start : start + turns]), start):
-                closes = chain.closes[number] if chain.closes is not None and closing[number] else None
-                state = turn(state, Turn(elements, closes, None))
-            self.end_block()
-        return state
-
-    def end_block(self) -> None:
-        """Called after the turns of one `read`."""
-
-    def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
-        return self.settle(running + elements)
-
-    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return self.settle(x + y)
-
-    def round(self, fmt: Format, x: np.ndarray) -> np.ndarray:
-        return _round(x, _narrow(str(fmt)))
 
 
 # ---- lanes
@@ -235,7 +171,7 @@ class LaneSums(FloatSums):
         unit = how.order.unit
         assert isinstance(unit, Lanes)
         super().__init__(a, np.broadcast_shapes(a.shape[1:], b.shape[1:]), flush=unit.flush, narrow=_narrow(how.accumulator))
-        self.a, self.b = (_flush(x) if unit.flush else x for x in (a, b))
+        self.a, self.b = (flush_floats(x) if unit.flush else x for x in (a, b))
         self.bias, self.fused, self.quick = bias, fused, fused and not careful
         self.product = _narrow(str(unit.product)) if unit.product is not None else self.narrow
         self.doubtful = np.zeros(self.outputs, bool)
@@ -256,8 +192,8 @@ class LaneSums(FloatSums):
             return list(zip(x, y, strict=True))
         shape = (*places.shape, *self.outputs)
         if not self.quick:
-            products = _round(x * y, self.product)
-            return np.broadcast_to(_flush(products) if self.flush else products, shape)
+            products = round_floats(x * y, self.product)
+            return np.broadcast_to(flush_floats(products) if self.flush else products, shape)
         self.products = np.broadcast_to(np.multiply(x, y, dtype=np.float64), shape)
         self.sums, self.after, self.before = np.empty(shape), np.empty(shape, np.float32), []
         return range(len(places))
@@ -272,7 +208,7 @@ class LaneSums(FloatSums):
         np.add(self.products[elements], running, out=self.sums[elements])
         self.after[elements] = self.sums[elements]
         if self.flush:
-            self.after[elements] = _flush(self.after[elements])
+            self.after[elements] = flush_floats(self.after[elements])
         return self.after[elements]
 
     def end_block(self) -> None:
@@ -298,7 +234,7 @@ def _run_segments(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: 
     return np.asarray(codes)
 
 
-class CoreSums(FloatSums):
+class CoreSums(InstructionSums):
     """Sums of products by an instruction, of operands [n, K], or [M, 1, K] and [1, N, K]."""
 
     def __init__(self, how: Summation, a: np.ndarray, b: np.ndarray) -> None:
@@ -314,12 +250,6 @@ class CoreSums(FloatSums):
             pad_last(np.asarray(operand_codes(fmt, order.cast, x)), 1, code)
             for fmt, x, code in ((order.a, a, 1 << (order.a.bits - 1)), (order.b, b, 0))
         )  # the product of the last two is -0, which changes no sum
-
-    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
-        edges = [0, *(np.nonzero(chain.closes)[0] + 1)]
-        for start, stop in pairwise(edges):  # instructions up to a close are one call
-            state = turn(state, Turn(chain.places[start:stop].reshape(-1), chain.closes[stop - 1], chain.slots[start]))
-        return state
 
     def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
         codes = running.astype(FLOATS[self.op.d]).view(self.op.d.dtype)

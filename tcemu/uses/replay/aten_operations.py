@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -26,6 +28,7 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.operations.functional.torch_cuda import (
     attention,
     batch_norms,
+    distributions,
     embeddings,
     foreach,
     losses,
@@ -56,7 +59,8 @@ class Evidence(NamedTuple):
     """Why an operation's result is that of the GPU.
 
     Attributes:
-        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere.
+        status: MEASURED: words of a GPU agree for this function or shape. BY_RULE: the order follows from a rule that agrees elsewhere,
+            or the library proposed it on a GPU.
             EXACT_RESULT: every correct implementation has these bits. NOT_KNOWN: nothing says what the GPU gives.
         text: The evidence in words.
     """
@@ -84,6 +88,7 @@ class Answer(NamedTuple):
         states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
         recipe: The order of a product.
         memory_format: How the first result lies, where PyTorch's tensors without memory say otherwise: CONTIGUOUS or CHANNELS_LAST.
+        open_results: Why the GPU leaves the bits of some results open, by their numbers: these are one of the results that it may give.
     """
 
     results: tuple[np.ndarray | None, ...]
@@ -93,6 +98,7 @@ class Answer(NamedTuple):
     states: Mapping[int, np.ndarray] = MappingProxyType({})
     recipe: KernelRecipe | None = None
     memory_format: str | None = None
+    open_results: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Call:
         library: One of LIBRARIES.
         generator: The GPU's generator of random numbers, which operators that draw move on; None: not known.
         tf32: `torch.backends.cudnn.allow_tf32`, which is on by default.
+        deterministic: `torch.use_deterministic_algorithms(True)`, without `warn_only`.
     """
 
     name: str
@@ -116,6 +123,7 @@ class Call:
     library: str = "torch 2.11"
     generator: random_numbers.GpuGenerator | None = None
     tf32: bool = True
+    deterministic: bool = False
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -319,9 +327,17 @@ def _evaluate_rows(fn: Callable[..., Any], rows_: Sequence[np.ndarray], *fixed: 
     shape = rows_[0].shape
     flat = [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in rows_]
     count = len(flat[0])
-    step = max(CHUNK // max(shape[-1], 1) // ROWS_ALIKE, 1) * ROWS_ALIKE
-    parts = [call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options) for i in range(0, max(count, 1), step)]
-    join = lambda *x: np.concatenate(x).reshape(*shape[:-1], x[0].shape[-1])
+    calls = max(-(-flat[0].size // CHUNK), 1)
+    step = -(-count // calls)
+    if calls > 1:
+        step = -(-step // ROWS_ALIKE) * ROWS_ALIKE
+        flat = [np.concatenate([x, np.zeros((-count % step, x.shape[-1]), x.dtype)]) for x in flat]  # each size would be a program
+    compute = lambda i: call_by_numpy(fn, *(x[i : i + step] for x in flat), *fixed, **options)
+    parts = [compute(0)]  # which traces the program of the others
+    if calls > 1:  # NumPy releases the interpreter's lock within an operation
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts += pool.map(compute, range(step, count, step))
+    join = lambda *x: np.concatenate(x)[:count].reshape(*shape[:-1], x[0].shape[-1])
     return tuple(map(join, *parts)) if isinstance(parts[0], tuple) else join(*parts)
 
 
@@ -508,25 +524,98 @@ def _bernoulli(call: Call) -> Answer:
         _contiguous(call, x)
         found = random_numbers.bernoulli_of_tensor(*_draw(call, x.size, random_numbers.TENSOR_STEP), np.broadcast_to(p, x.shape))
         return Answer((found.astype(call.dtype),), "Philox, 4 neighbours a thread", DRAWN)
-    return _distribution(call, x, lambda numbers: numbers < F32.type(p))
+    return _distribution(call, x, lambda words: random_numbers.to_uniform(words) < F32.type(p))
 
 
-def _distribution(call: Call, x: np.ndarray, transform: Callable[[np.ndarray], np.ndarray]) -> Answer:
-    """Draw a number for each element of an operand, which is written in the order of its strides."""
-    numbers = random_numbers.uniform_numbers(*_draw(call, x.size), x.size, gpu=call.gpu) if x.size else np.zeros(0, F32)
-    return Answer((_lay_numbers(transform(numbers), x, _storage_order(x)).astype(call.dtype),), "Philox, single elements", DRAWN)
+def _distribution(call: Call, x: np.ndarray, transform: Callable[[np.ndarray], np.ndarray], each: int = random_numbers.WORDS) -> Answer:
+    """Draw a number for each element of an operand, which is written in the order of its strides; as `draw_elements`."""
+    state = _draw(call, x.size, random_numbers.launch_step(x.size, call.gpu, each))
+    numbers = random_numbers.draw_elements(*state, x.size, transform, each=each, gpu=call.gpu)
+    with np.errstate(over="ignore"):
+        return Answer((_lay_numbers(numbers, x, _storage_order(x)).astype(call.dtype),), "Philox, single elements", DRAWN)
+
+
+def _drawn_tensor(call: Call) -> np.ndarray:
+    """Return an array like the result of a draw. Raises NotModelled for another dtype than the floats with a rule."""
+    if call.dtype not in FLOATS:
+        raise NotModelled(f"{call.name}: got {call.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
+    return call["self"] if "self" in call.arguments else np.empty(call["size"], call.dtype)
+
+
+def _exponential(call: Call) -> Answer:
+    return _distribution(call, _drawn_tensor(call), lambda words: distributions.to_exponential(words, float(call["lambd"])))
+
+
+def _normal(call: Call) -> Answer:
+    mean, std = (np.asarray(call.arguments.get(name, value), F32) for name, value in (("mean", 0.0), ("std", 1.0)))
+    return _distribution(call, _drawn_tensor(call), lambda words: fma_f32(distributions.to_normal(words), std, mean))
+
+
+def _normal_of_tensors(call: Call) -> Answer:
+    """Draw by a tensor of means or of deviations: two more operations scale and move normal numbers."""
+    mean, std = call["mean"], call["std"]
+    if not isinstance(mean, np.ndarray) and not isinstance(std, np.ndarray):
+        raise NotModelled(f"{call.name}: this overload has no rule; torch.randn has (replay/aten_operations.py)")
+    scaled = isinstance(std, np.ndarray)
+    x = np.empty(np.broadcast_shapes(np.shape(mean), np.shape(std)), call.dtype)
+    drawn = _normal(replace(call, arguments={"self": x, "std": 1.0 if scaled else std, "generator": call["generator"]}))
+    (numbers,) = drawn.results
+    if scaled:
+        numbers = _round(call, _quiet(np.multiply, np.asarray(numbers, F32), std.astype(F32)), call.dtype)
+    moved = _round(call, _quiet(np.add, np.asarray(numbers, F32), np.asarray(mean, call.dtype).astype(F32)), call.dtype)
+    return drawn._replace(results=(moved,))
+
+
+def _integers(call: Call) -> Answer:
+    """Draw integers from `low` to `high`, without `high`; one limit alone is `high`. Floats of the result are rounded."""
+    low, high, size = call["low"], call["high"], call.arguments.get("size")
+    if isinstance(high, list | tuple):  # randint(high, size)
+        high, size = None, high
+    x = call["self"] if "self" in call.arguments else np.empty(() if size is None else size, call.dtype)
+    if low is None:  # random_()
+        digits = {F32: 24, F16: 11, BF16: 8}.get(call.dtype)
+        span = (1 << digits) + 1 if digits is not None else int(np.iinfo(call.dtype).max) + 1
+        low, each = 0, 2 if call.dtype.itemsize == 8 else random_numbers.WORDS
+    else:
+        low, high = (0, low) if high is None else (low, high)
+        span, each = high - low, distributions.integer_width(high - low)
+    return _distribution(call, x, lambda words: distributions.to_integers(words, low, span, each), each)
+
+
+def _multinomial(call: Call) -> Answer:
+    """Draw indices: those of the largest quotients of probabilities and exponential numbers."""
+    x, count = call["self"], call["num_samples"]
+    if x.dtype not in FLOATS or not x.size or not (np.isfinite(x).all() and (x >= 0).all() and (x.astype(F32).sum(-1) > 0).all()):
+        raise NotModelled(f"multinomial: got {x.dtype}{list(x.shape)}; known are probabilities of bfloat16, float16 and float32")
+    if count > 1 and call["replacement"]:
+        raise NotModelled("multinomial: several draws with replacement have no rule (replay/aten_operations.py)")
+    order = memory_order(x)
+    laid = x if order is not None else np.ascontiguousarray(x)
+    given = {"self": laid, "lambd": 1.0, "generator": call["generator"]}
+    (numbers,) = _exponential(replace(call, dtypes=(x.dtype,), arguments=given)).results
+    (shares,) = (
+        OPERATIONS["div"]
+        .compute(replace(call, name="div", dtypes=(x.dtype,), arguments={"self": x, "other": numbers, "rounding_mode": None}))
+        .results
+    )
+    if count == 1:
+        return Answer((np.argmax(np.asarray(shares, F32), -1, keepdims=True),), "Philox, the largest quotient", DRAWN)
+    chosen = _topk(
+        replace(
+            call, dtypes=(x.dtype, np.dtype(np.int64)), arguments={"self": shares, "k": count, "dim": -1, "largest": True, "sorted": True}
+        )
+    )
+    return Answer((chosen.results[1],), f"Philox, the {count} largest quotients", DRAWN)
 
 
 def _uniform(call: Call) -> Answer:
     """Draw numbers from `low` to `high`, without `high`: those that are rounded to it become `low`."""
-    if call.dtype not in FLOATS:
-        raise NotModelled(f"{call.name}: got {call.dtype}; known are bfloat16, float16 and float32 (replay/aten_operations.py)")
-    x = call["self"] if "self" in call.arguments else np.empty(call["size"], call.dtype)
+    x = _drawn_tensor(call)
     low, high = (np.asarray(call.arguments.get(name, value)).astype(call.dtype) for name, value in (("low", 0.0), ("high", 1.0)))
     span = (high.astype(F32) - low.astype(F32)).astype(call.dtype).astype(F32)
 
-    def transform(numbers: np.ndarray) -> np.ndarray:
-        found = fma_f32(numbers, span, low.astype(F32)).astype(call.dtype)
+    def transform(words: np.ndarray) -> np.ndarray:
+        found = fma_f32(random_numbers.to_uniform(words), span, low.astype(F32)).astype(call.dtype)
         return np.where(found == high, low, found)
 
     return _distribution(call, x, transform)
@@ -770,6 +859,17 @@ def _cumsum(call: Call) -> Answer:
     return Answer((call_by_numpy(scans.cumsum, x, call["dim"]),), f"ScanUtils.cuh, {x.shape[call['dim']]} elements", LENGTHS)
 
 
+def _histc(call: Call) -> Answer:
+    """Count the elements of each bin: counts are integers, which atomic additions in any order give."""
+    x, low, high, bins = call["self"], call["min"], call["max"], call["bins"]
+    if call.dtype != F32 or x.size >= 1 << 24 or low >= high:
+        raise NotModelled(f"histc: got {x.size} elements of {x.dtype} from {low} to {high}; known are float32, below 2^24, from min < max")
+    low, high = F32.type(low), F32.type(high)
+    inside = x[(x >= low) & (x <= high)]
+    places = np.minimum(((inside - low) * F32.type(bins) / (high - low)).astype(np.int64), bins - 1)
+    return Answer((np.bincount(places, minlength=bins).astype(F32),), "SummaryOps.cu", Evidence(BY_RULE, "PyTorch's source"))
+
+
 # ---- sorting
 
 TIES = Evidence(MEASURED, "H200: equal words and indices, with equal elements (torch_cuda/sorting.py)")
@@ -851,9 +951,8 @@ def _product(call: Call, left: str, right: str) -> Answer:
     choice = torch_products.choose_kernel(
         torch_products.torch_product(a.shape, b.shape, a.dtype, **orders, addend_shape=shape), gpu=call.gpu, library=call.library
     )
-    array = np.ascontiguousarray
-    found = np.asarray(torch_products.multiply_as_chosen(choice, array(a), array(b), None if addend is None else array(addend)))
-    status = BY_RULE if choice.source == torch_products.RULE else MEASURED
+    found = np.asarray(torch_products.multiply_as_chosen(choice, a, b, addend))
+    status = BY_RULE if choice.source in (torch_products.RULE, torch_products.PROPOSED) else MEASURED
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 
@@ -936,8 +1035,6 @@ def _attention(call: Call, backend: str) -> Answer:
     if "return_debug_mask" in call.arguments:
         _requires(call, return_debug_mask=False)
     q, k, v = (np.ascontiguousarray(call[name]) for name in ("query", "key", "value"))
-    if backend == "cudnn" and q.shape[2] == 1 and call["compute_log_sumexp"]:
-        raise NotModelled(f"{call.name}: got 1 query, of which the logarithms of sums are not known; without gradients there are none")
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
     dropout, states = None, {}
     if call["dropout_p"]:
@@ -945,10 +1042,15 @@ def _attention(call: Call, backend: str) -> Answer:
         seed, offset = _draw(call, math.prod(shape), random_numbers.attention_step(backend, shape))
         dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), seed, offset)
         state = np.array([seed, offset], np.uint64)
-        states = {6: state} if backend == "flash" else {2: state[0].astype(np.int64), 3: state[1].astype(np.int64)}
-    out, logarithms = attention.attention(q, k, v, backend=backend, dropout=dropout, **options)
+        first = {"cudnn": 6, "efficient": 2}.get(backend, 0)
+        states = {first: state[0].astype(np.int64), first + 1: state[1].astype(np.int64)} if first else {6: state}
+    out, logarithms = map(np.asarray, attention.attention(q, k, v, backend=backend, dropout=dropout, **options))
+    if backend == "efficient":  # CUTLASS's kernel writes whole warps of queries
+        width = -(-q.shape[2] // 32) * 32 if call["compute_log_sumexp"] else 0
+        logarithms = np.pad(logarithms, [(0, 0), (0, 0), (0, max(width - q.shape[2], 0))], constant_values=np.inf)[..., :width]
     kernel = f"{backend} attention, {k.shape[2]} keys" + ", dropout" * (dropout is not None)
-    return Answer((np.asarray(out), np.asarray(logarithms)), kernel, ATTENTION, states=states)
+    gives_sums = backend != "cudnn" or call["compute_log_sumexp"]
+    return Answer((out, logarithms if gives_sums else None), kernel, ATTENTION, states=states)
 
 
 def _attention_backward(call: Call, backend: str) -> Answer:
@@ -961,14 +1063,17 @@ def _attention_backward(call: Call, backend: str) -> Answer:
         dropout = random_numbers.AttentionDropout(float(call["dropout_p"]), int(state[0]) % (1 << 64), int(state[1]))
     names = ("grad_out_" if backend == "efficient" else "grad_out", "query", "key", "value", "out", "logsumexp")
     operands = [np.ascontiguousarray(call[name]) for name in names]
-    rows_ = operands[1].shape[:3]
-    if operands[-1].size != math.prod(rows_):
-        raise NotModelled(f"{call.name}: the logarithms of sums {list(operands[-1].shape)} are padded; known are {list(rows_)}")
-    operands[-1] = operands[-1].reshape(rows_)
+    _, q, k, v, _, logsumexp = operands
+    operands[-1] = logsumexp.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
     options = {"causal": bool(call["is_causal"]), "bias": call.arguments.get("attn_bias"), "scale": call["scale"], "gpu": call.gpu}
-    found = attention.attention_backward(*operands, backend=backend, dropout=dropout, **options)
-    results = (*map(np.asarray, found), *[None] * (len(call.dtypes) - 3))
-    return Answer(results, f"{backend} attention, gradients", ATTENTION)
+    options |= {"open_order": "lockstep", "deterministic": call.deterministic, "dropout": dropout}
+    found = attention.attention_backward(*operands, backend=backend, **options)
+    wanted = call.arguments.get("grad_input_mask", (True, True, True, False))
+    shape = (*q.shape[:3], max(q.shape[-1], v.shape[-1]))
+    reason = attention.find_open_order(backend, shape, k.shape[2], deterministic=call.deterministic, wide=q.dtype == F32)
+    results = (*map(np.asarray, found[:3]), *([np.asarray(found.bias)] if wanted[3] else [None] * (len(call.dtypes) - 3)))
+    how = ", dQ in lockstep" if reason else ""
+    return Answer(results, f"{backend} attention, gradients{how}", ATTENTION, open_results={0: reason} if reason and wanted[0] else {})
 
 
 # ---- the table
@@ -1052,6 +1157,7 @@ OPERATIONS: dict[str, Operation] = {
         "grad_output, indices, num_weights, padding_idx, scale_grad_by_freq", _embedding_backward
     ),
     "cumsum": Operation("self, dim, dtype=None", _cumsum),
+    "histc": Operation("self, bins=100, min=0, max=0", _histc),
     "_scaled_dot_product_cudnn_attention": Operation(
         "query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None",
         partial(_attention, backend="cudnn"),
@@ -1084,6 +1190,15 @@ OPERATIONS: dict[str, Operation] = {
     "uniform": Operation("self, low=0.0, high=1.0, generator=None", _uniform),
     "rand": Operation("size, dtype=None, generator=None", _uniform),
     "rand_like": Operation("self, dtype=None", _uniform),
+    "exponential": Operation("self, lambd=1.0, generator=None", _exponential),
+    "normal_": Operation("self, mean=0.0, std=1.0, generator=None", _normal),
+    "randn": Operation("size, dtype=None, generator=None", _normal),
+    "randn_like": Operation("self, dtype=None", _normal),
+    "normal": Operation("mean, std=1.0, generator=None", _normal_of_tensors),
+    "randint": Operation("low, high, size=None, dtype=None, generator=None", _integers),
+    "randint_like": Operation("self, low, high=None, dtype=None", _integers),
+    "random": Operation("self, low=None, high=None, generator=None", _integers),
+    "multinomial": Operation("self, num_samples, replacement=False, generator=None", _multinomial),
     "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
     "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),
     "softplus_backward": Operation(
@@ -1121,13 +1236,14 @@ ALIGNMENT = 16  # bytes
 COPIED = frozenset(name for name in OPERATIONS if "softmax" in name or name.startswith(("native_layer_norm", "_fused_rms_norm")))
 ALIGNED = COPIED | {
     "sum", "mean", "prod", "linalg_vector_norm", "_foreach_norm", "var", "std", "cumsum", "mm", "bmm", "addmm", "baddbmm", "native_dropout",
-}  # fmt: skip
+} | {name for name in OPERATIONS if name.startswith("_scaled_dot_product")}  # fmt: skip
 
 # Operators whose results every correct implementation has: a reason for each group of names.
+MOVES_ELEMENTS = "moves elements"
 EXACT: dict[str, str] = {
     name: reason
     for reason, names in {
-        "moves elements": (
+        MOVES_ELEMENTS: (
             "_foreach_zero _foreach_copy alias arange cat clone constant_pad_nd copy diag_embed embedding eye flip fill "
             "full full_like gather index index_select lift_fresh masked_fill masked_select new_full new_ones new_zeros "
             "nonzero ones ones_like repeat roll scalar_tensor select_backward slice_backward slice_scatter "

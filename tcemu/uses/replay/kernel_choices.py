@@ -1,8 +1,10 @@
 """The order in which a kernel adds that cuBLASLt chooses: its configuration determines the slices of K, the merge and the instruction.
 
 `choice_order` translates a configuration. `list_proposals` has those that an H100's cuBLASLt proposed, shape by shape, in the file
-`proposed_h100.json.xz`, which `benchmarks/replay_rules.py --proposals` writes. A library may choose otherwise; `order_rules.json` counts
-how often measured shapes did.
+`proposed_h100.json.xz`, which `benchmarks/replay_rules.py --proposals` writes. `proposed_orders` has the orders of those that an H200's
+proposed with PyTorch's workspace for the layers of public models and their gradients, over the number of tokens, in the file
+`torch_product_proposals.json.xz`, which `benchmarks/torch_product_proposals.py` writes. A library may choose otherwise; `order_rules.json`
+and the second file count how often measured and launched products did.
 
 Source: cublasLt.h of cuBLAS 13.1 (cublasLtMatmulStages_t, cublasLtReductionScheme_t); CUTLASS, cutlass/gemm/kernel/params_universal_base.h
 (the alignment of slices), cutlass/transform/threadblock/predicated_tile_access_iterator.h (the remainder of K comes first).
@@ -10,12 +12,14 @@ Source: cublasLt.h of cuBLAS 13.1 (cublasLtMatmulStages_t, cublasLtReductionSche
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import BF16, F16, F32
+from tcemu.operations.functional.torch_cuda.product_kernels import nvjet_slices
 from tcemu.operations.products.library.kernel_recipe import Lanes, Merge, Slices
 
 PROPOSALS_FILE = Path(__file__).parent / "proposed_h100.json.xz"
@@ -107,13 +111,6 @@ def _merge(library: str, choice: KernelChoice) -> Merge:
 TILE = 64  # rows and columns of the tiles in which outputs are counted, and elements of K in a tile of 16-bit operands
 
 
-def nvjet_slices(k: int, count: int, grain: int) -> Slices:
-    """Return the slices of a kernel of nvjet; where the kernel's fault omits products at the end, without these."""
-    tail = k % TILE
-    dropped = tail if grain == TILE and tail and count > tail and k // TILE % count == 0 else 0
-    return Slices.even(k, count, grain, dropped=dropped) if count > 1 else Slices.single(k)
-
-
 class Proposals(NamedTuple):
     """The choices that cuBLASLt proposed on one GPU, by library and shape."""
 
@@ -133,6 +130,47 @@ def list_proposals() -> Proposals:
         choices = [KernelChoice(*choice) for choice in choices]
         libraries[library] = {(m, n, k): choices[number] for m, n, k, number in zip(*columns, strict=True)}
     return Proposals(data["gpu"], data["sm_count"], data["library_version"], data["date"], libraries)
+
+
+ORDERS_FILE = Path(__file__).parent / "torch_product_proposals.json.xz"
+ORDERS_KIND, ORDERS_VERSION = "tcemu torch product proposals", 1
+ORDERS_FIELDS = ("gpu", "library", "date", "launched", "orders", "curves")
+NOT_ASKED: list = []  # in place of an order: cuBLASLt was not asked
+NOT_TOLD = ["not told"]  # in place of an order: it proposed a kernel whose order a proposal does not tell
+
+
+LONG_K, TOKEN_STEP = 42 * 64, 8  # K from which gradients of weights were asked about at multiples of so many tokens
+
+
+class ProposedOrders(NamedTuple):
+    """The orders of the kernels that cuBLASLt proposed on one GPU for layers, over the number of tokens."""
+
+    gpu: str
+    library: str
+    date: str
+    launched: tuple[int, int]  # launched products whose kernels had the proposal's order, and all of them
+    orders: list[list]  # by their short names, as in the trees of `torch_products`
+    curves: dict[tuple[str, int, int], list[int]]  # by a product's form and two of its sizes: first tokens and order of each run
+
+    def find(self, form: str, m: int, n: int, k: int) -> list:
+        """Return the short name of the order for a product, `NOT_ASKED` or `NOT_TOLD`.
+
+        The tokens are the rows of A; in a gradient of a weight, whose A lies transposed in memory, they are K.
+        """
+        if "-cr" in form and k >= LONG_K and k % TOKEN_STEP:
+            return NOT_ASKED
+        x, y, tokens = (m, n, k) if "-cr" in form else (n, k, m)
+        runs = self.curves.get((form, x, y), [])
+        at = bisect_right(runs[::2], tokens)
+        return self.orders[runs[2 * at - 1]] if at else NOT_ASKED
+
+
+@lru_cache
+def proposed_orders(file: Path = ORDERS_FILE) -> ProposedOrders:
+    """Read the proposed orders of a file of this package."""
+    data = check_saved("orders", decompress_json(file.read_bytes()), ORDERS_KIND, ORDERS_VERSION, ORDERS_FIELDS)
+    curves = {(form, x, y): runs for form, columns in data["curves"].items() for x, y, runs in zip(*columns, strict=True)}
+    return ProposedOrders(data["gpu"], data["library"], data["date"], tuple(data["launched"]), data["orders"], curves)
 
 
 # ---- predicted choices

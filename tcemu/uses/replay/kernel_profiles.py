@@ -20,15 +20,16 @@ from tcemu.base.errors import NotModelled
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, decompress_json
 from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32
+from tcemu.operations.functional.torch_cuda.product_kernels import nvjet_slices
 from tcemu.operations.products.dot_general import DotGeneral
 from tcemu.operations.products.library.kernel_json import from_dict
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Steps
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Merge, Steps
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict
 from tcemu.operations.products.recipes import Recipe, as_recipe
 from tcemu.uses.emulation.decisions import Choice
 from tcemu.uses.emulation.survey import Product
-from tcemu.uses.replay.kernel_choices import ChoiceOrder, choice_order, list_proposals
-from tcemu.uses.replay.predicted_orders import PROPOSED, OrderRules, predict_order, shipped_rules
+from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, choice_order, list_proposals, proposed_orders
+from tcemu.uses.replay.predicted_orders import PROPOSED, OrderRules, RuleCount, predict_order, shipped_rules
 
 MEASURED = Path(__file__).parent / "measured"
 PROFILE_KIND, PROFILE_VERSION = "tcemu replay profile", 1
@@ -206,6 +207,15 @@ def predict_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = No
 
 def proposed_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = None) -> KernelRecipe | None:
     """Return the recipe of the kernel that cuBLASLt proposed for a shape on the profile's GPU; None where none is known."""
+    m, n, k = shape
+    curves = proposed_orders()
+    form = f"{profile.library.removeprefix('torch-')}-rr"
+    kind, *count = (curves.find(form, m, n, k) if curves.gpu == profile.gpu else None) or [""]
+    if kind in ("nvjet", "nvjet cut"):
+        probability = RuleCount(*curves.launched).probability
+        evidence = f"predicted with a probability of {probability:.5f}: {curves.library} proposed it on {curves.date}"
+        order = ChoiceOrder(nvjet_slices(k, *(count or [1]), TILE), Merge(), "nvjet")
+        return _recipe_of_order(profile, shape, order, evidence, probability)
     proposals = list_proposals()
     choice = proposals.libraries.get(profile.library, {}).get(shape) if proposals.gpu == profile.gpu else None
     order = choice_order(profile.library, shape[2], choice) if choice is not None else None

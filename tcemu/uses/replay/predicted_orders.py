@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tcemu.base.errors import NotModelled
+from tcemu.operations.functional.torch_cuda.product_kernels import nvjet_slices
 from tcemu.operations.products.library.kernel_recipe import Merge, Slices
-from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, ChoiceTree, KernelChoice, choice_order, nvjet_slices, shape_features
+from tcemu.uses.replay.kernel_choices import TILE, ChoiceOrder, ChoiceTree, KernelChoice, choice_order, shape_features
 
 RULES_FILE = Path(__file__).parent / "order_rules.json"
 RULES_KIND, RULES_VERSION = "tcemu replay order rules", 2

@@ -1,17 +1,19 @@
 """Products as PyTorch 2.11 computes them on Hopper: which kernel a call gets, with the evidence, and the product by that kernel's order.
 
-`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels of the layers of usual models that were
-recorded on an H200 (`torch_product_launches.json.xz`, written by `tests/gpu_runs/record_operators.py`), or from rules. Rules: nvjet's
-thresholds (`predicted_orders`), which hold for every memory order of aligned operands; and trees from a shape to the order of the kernel
-that cuBLASLt proposed for every shape there, one for each dtype, memory order, bias and batch (`torch_product_rules.json.xz`, written by
-`benchmarks/torch_product_rules.py`). A call that none of these answers raises NotModelled, and says what a recording would teach.
+`choose_kernel` answers from kernels that a profiler recorded, from measured shapes, from kernels that were recorded on an H200
+(`torch_product_launches.json.xz`), from what cuBLASLt proposed there for the layers of public models, over the number of tokens
+(`kernel_choices.proposed_orders`), or from rules. Rules: nvjet's thresholds (`predicted_orders`), which hold for every memory order of
+aligned operands; and trees from a shape to the order of the kernel that cuBLASLt proposed for every shape there, one for each dtype, memory
+order, bias and batch (`torch_product_rules.json.xz`, written by `benchmarks/torch_product_rules.py`). A call that none of these answers
+raises NotModelled, and says what a recording would teach.
 
 Source: cuBLASLt 13.1's proposals on an H200, and kernels, grids and words of torch 2.11.0 there (tests/gpu_runs/torch_products.py,
-torch_proposals.py); the workspace of cuBLASLt in PyTorch, at::cuda::getCUDABlasLtWorkspaceSize.
+torch_proposals.py, model_products.py); the workspace of cuBLASLt in PyTorch, at::cuda::getCUDABlasLtWorkspaceSize.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +29,7 @@ from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.engine.formats.number_formats import F32
 from tcemu.operations.functional.torch_cuda.product_kernels import (
     BYTES,
+    LARGE_K_TILE,
     LAYOUTS,
     NVJET_GRAIN,
     Launch,
@@ -34,13 +37,15 @@ from tcemu.operations.functional.torch_cuda.product_kernels import (
     TorchProduct,
     ceil_div,
     check_product,
+    nvjet_slices,
     tensor_core,
 )
 from tcemu.operations.functional.torch_cuda.product_kernels import order_of_kernels as order_of_kernels
 from tcemu.operations.products.library.kernel_matmul import Floats, matmul_with_kernel
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+from tcemu.operations.products.library.numpy_sums import multiply_by_numpy
 from tcemu.operations.products.recipe_kinds import ProductOperands
-from tcemu.uses.replay.kernel_choices import STAGE_TILES, ChoiceTree
+from tcemu.uses.replay.kernel_choices import NOT_TOLD, ORDERS_FILE, STAGE_TILES, ChoiceTree, proposed_orders
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY, find_profile, list_profiles
 from tcemu.uses.replay.predicted_orders import BETWEEN, RuleCount, predict_nvjet, shipped_rules
 
@@ -50,6 +55,11 @@ LAUNCHES_FILE = Path(__file__).parent / "torch_product_launches.json.xz"
 LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch product launches", 1
 LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "products")
 RULES_FIELDS = ("gpu", "library", "date", "sm_count", "forms", "counts")
+SMALL_LAYERS_FILE = Path(__file__).parent / "torch_product_small_layers.json.xz"  # float32, and layers with few labels in 16 bits
+VECTORS_FILE = Path(__file__).parent / "torch_product_vectors.json.xz"
+VECTORS_KIND, VECTORS_VERSION = "tcemu torch products with a vector", 1
+VECTORS_FIELDS = ("gpu", "library", "date", "tried", "kernels", "launches", "grids", "layers")
+VECTOR_STEP = 64  # elements between two sizes of which the kernels were recorded
 LIBRARIES = ("torch 2.11",)
 GPUS = ("H100", "H200")
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -57,9 +67,11 @@ LT_WORKSPACE = 1 << 20  # bytes that PyTorch gives cuBLASLt, which computes prod
 ALIGNMENT = 8  # elements of 16 bits in 16 bytes
 TILES = (
     (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 32), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128),
+    (8, 64), (8, 128), (8, 192), (8, 256), (16, 64), (16, 128), (24, 64), (40, 64), (48, 64), (96, 64), (192, 128), (192, 64),
 )  # fmt: skip
+NVJET_TREE, LONGEST_K, MIN_CHUNK = "nvjet ", 28672, 21  # trees for aligned operands: name's beginning, K of the fit, tiles in a slice
 LEAF_SIZES = (20, 60, 200)  # proposals in a leaf from which it counts as another rule
-MEASURED, RULE, RECORDED = "measured", "by rule", "recorded kernels"
+MEASURED, RECORDED, PROPOSED, RULE = "measured", "recorded kernels", "proposed", "by rule"
 
 
 class ProductChoice(NamedTuple):
@@ -69,9 +81,9 @@ class ProductChoice(NamedTuple):
     recipe: KernelRecipe
     addend_first: bool  # the addend is a slice before the first one; else the recipe's epilogue adds it
     kernels: str  # the kind of kernel
-    source: str  # "measured", "by rule" or "recorded kernels"
+    source: str  # "measured", "recorded kernels", "proposed" or "by rule"
     evidence: str
-    probability: float | None = None  # of a rule
+    probability: float | None = None  # of a proposal or a rule
 
     def __str__(self) -> str:
         share = "" if self.probability is None else f", probability {self.probability:.4f}"
@@ -115,17 +127,23 @@ def recorded_launches() -> RecordedLaunches:
 
 
 def form_name(call: TorchProduct) -> str:
-    """Return the name of a product's tree."""
+    """Return the name of a product's dtype, memory order, bias and batch."""
     return f"{SHORT[call.dtype]}-{call.layout}{'-bias' if call.addend == 'columns' else ''}{'-batch' if call.batch > 1 else ''}"
+
+
+def tree_name(call: TorchProduct) -> str:
+    """Return the name of a product's tree."""
+    return f"{NVJET_TREE if call.batch == 1 and is_aligned(call) else ''}{form_name(call)}"
 
 
 def product_features(call: TorchProduct, sm_count: int) -> dict[str, int]:
     """Return what the nodes of a tree compare, in integers."""
     m, k, n, batch = call.m, call.k, call.n, call.batch
+    slices = np.maximum(1, (ceil_div(k, NVJET_GRAIN) - 1) // (MIN_CHUNK - 1))
     features = {
         "M": m, "N": n, "K": k, "batch": batch, "M*N": m * n, "batch*M*N": batch * m * n, "M*N*K": m * n * k, "K // 32": k // 32,
         "K // 64": k // 64, "1024*K*K // (M*N)": 1024 * k * k // (m * n), "1024*M // N": 1024 * m // n, "alignment of N": n & -n,
-        "alignment of K": k & -k, "alignment of M": m & -m,
+        "alignment of K": k & -k, "alignment of M": m & -m, "slices": slices, "M*N // slices": m * n // slices,
     }  # fmt: skip
     for rows, columns in TILES:
         tiles, name = ceil_div(m, rows) * ceil_div(n, columns) * batch, f"tiles of {rows} x {columns}"
@@ -143,7 +161,7 @@ def leaf_rule(form: str, kind: str, proposals: int) -> str:
 OPEN = "open"
 KINDS = {
     "fma": "a chain of f32 fma", "fma cut": "CUTLASS f32", "deal": "XMMA f32", "sn t": "gemmSN_TN", "sn n": "gemmSN_NN",
-    "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
+    "large k": "sgemm_largek", "nvjet": "nvjet", "nvjet cut": "nvjet", "tc": "CUTLASS", "tc cut": "CUTLASS", OPEN: "XMMA f32",
 }  # fmt: skip
 IN_PLACE, OUTPUT_TYPE = 1, 4  # cublasLtReductionScheme_t
 
@@ -168,6 +186,8 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
         return NamedOrder(SliceOrder(Lanes(), single))
     if kind == "fma cut":  # the length of a slice, and 1 where the running sum is stored in place
         return NamedOrder(SliceOrder(Lanes(), cut_evenly(k, numbers[0])), addend_first=len(numbers) > 1 and call.addend is not None)
+    if kind == "large k":
+        return NamedOrder(SliceOrder(Lanes(), Slices.even(k, numbers[0], LARGE_K_TILE) if numbers[0] > 1 else single))
     if kind == "deal":
         return NamedOrder(SliceOrder(Lanes(), Slices.interleaved(k, numbers[0], 8)))
     if kind == "sn t":
@@ -177,7 +197,7 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
     if kind == "nvjet":
         return NamedOrder(SliceOrder(tensor_core(call), single))
     if kind == "nvjet cut":
-        return NamedOrder(SliceOrder(tensor_core(call), Slices.even(k, numbers[0], NVJET_GRAIN)))
+        return NamedOrder(SliceOrder(tensor_core(call), nvjet_slices(k, numbers[0], NVJET_GRAIN)))
     if kind == OPEN:
         raise NotModelled(f"{call}: the kernel adds its slices in the order in which they arrive: the order is open")
     stages = numbers[1]  # after the algorithm
@@ -193,6 +213,10 @@ def order_by_name(order: Sequence[Any], call: TorchProduct) -> NamedOrder:
 
 # ---- the choice
 
+# shapes whose K may be cut: those for which an H100 proposed what trees of an H200's proposals tell (`list_proposals`), and all
+ON_ANOTHER_GPU = RuleCount(1857, 2017)
+TEACH = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
+
 
 def choose_kernel(
     call: TorchProduct,
@@ -206,7 +230,8 @@ def choose_kernel(
 
     Args:
         call: The product.
-        gpu: "H200" or "H100". Trees were fitted on an H200's proposals; an H100 has as many multiprocessors, and its evidence says so.
+        gpu: "H200" or "H100". cuBLASLt was asked on an H200. An H100 has as many multiprocessors, but cuts K into other slices for 8 % of
+            the shapes where K may be cut, so that proposals and trees for aligned operands in 16 bits are refused there.
         library: "torch 2.11".
         launches: The product's kernels with their grids, as a profiler recorded them. They determine the order, whatever the rules say.
         min_probability: Rules that were right less often are not used.
@@ -228,14 +253,14 @@ def choose_kernel(
     known = measured_choice(call, gpu) or recorded_choice(call, gpu)
     if known is not None:
         return known
-    ruled = nvjet_choice(call, gpu) or tree_choice(call, gpu)
-    teach = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
+    first = (proposed_choice, nvjet_choice) if gpu in proposed_orders().gpu else (nvjet_choice, proposed_choice)
+    ruled = next(filter(None, (rule(call, gpu) for rule in (vector_choice, *first, gradient_choice, tree_choice))), None)
     if ruled is None:
-        raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {teach}")
+        raise NotModelled(f"{call}: no rule knows which kernel {library} takes for it on an {gpu}; {TEACH}")
     if ruled.probability is not None and ruled.probability < min_probability:
         raise NotModelled(
             f"{call}: {ruled.kernels}, {ruled.recipe.slices}, has a probability of {ruled.probability:.3f} only, and min_probability is "
-            f"{min_probability}; {teach}"
+            f"{min_probability}; {TEACH}"
         )
     return ruled
 
@@ -262,13 +287,93 @@ def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
 
 
+class RecordedVectors(NamedTuple):
+    """The contents of `torch_product_vectors.json.xz`: kernels of float32 products with one row, at multiples of VECTOR_STEP."""
+
+    gpu: str
+    tried: RuleCount  # products of other sizes, and those of them whose kernels had the order of the sizes around them
+    launches: list[tuple[Launch, ...]]  # grids have the slices alone
+    grids: dict[str, dict[int, list[int]]]  # by `form_name` and K: the first N and the launches of each run, at last the N after
+    layers: dict[tuple[str, int, int], int]  # by `form_name`, K and N: the launches of layers of other sizes
+
+
+@lru_cache(maxsize=1)
+def recorded_vectors() -> RecordedVectors:
+    """Read the recorded products with a vector."""
+    data = check_saved("vectors", decompress_json(VECTORS_FILE.read_bytes()), VECTORS_KIND, VECTORS_VERSION, VECTORS_FIELDS)
+    read = lambda name, slices, block: Launch(data["kernels"][name], (1, 1, slices), tuple(block))
+    launches = [tuple(read(*launch) for launch in each) for each in data["launches"]]
+    grids = {form: {int(k): runs for k, runs in rows.items()} for form, rows in data["grids"].items()}
+    layers = {(form, k, n): number for form, rows in data["layers"].items() for k, n, number in rows}
+    return RecordedVectors(data["gpu"], RuleCount(*data["tried"]), launches, grids, layers)
+
+
+def vector_launches(call: TorchProduct) -> list[tuple[Launch, ...]]:
+    """Return the kernels of the recorded sizes around a product with one row; none where one of them was not recorded."""
+    table, found = recorded_vectors(), []
+    rows = table.grids.get(form_name(call), {})
+    around = lambda size: {max(1, size // VECTOR_STEP) * VECTOR_STEP, ceil_div(size, VECTOR_STEP) * VECTOR_STEP}
+    for k in around(call.k):
+        for n in around(call.n):
+            runs = rows.get(k, [])
+            at = bisect_right(runs[::2], n)
+            if not at or 2 * at >= len(runs):
+                return []
+            found.append(table.launches[runs[2 * at - 1]])
+    return found
+
+
+def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> ProductChoice | None:
+    """Return the choice of a float32 product with one row, by the kernels of its size or of the recorded sizes around it, if these agree.
+
+    by_layer: The kernels of layers of sizes between the steps count.
+    """
+    if call.dtype != "float32" or call.m > 1 or call.batch > 1 or call.addend == "outputs" or call.k < VECTOR_STEP or call.n < 2:
+        return None
+    table = recorded_vectors()
+    layer = table.layers.get((form_name(call), call.k, call.n)) if by_layer else None
+    launches = list(dict.fromkeys(vector_launches(call))) if layer is None else [table.launches[layer]]
+    orders = [order_of_kernels(each, call) for each in launches]
+    if not orders or len({order.recipe for order in orders}) > 1:
+        return None
+    found, exact = orders[0], layer is not None or not (call.k % VECTOR_STEP or call.n % VECTOR_STEP)
+    where = "" if gpu in table.gpu else f", assumed for an {gpu}"
+    said = f"its kernel on an {table.gpu}" if exact else (
+        f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} "
+        "products that it was tried on"
+    )  # fmt: skip
+    source, probability = (RECORDED, None) if exact else (RULE, table.tried.probability)
+    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, f"{said}{where}; {found.evidence}", probability)
+
+
+def proposed_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a layer whose curve of proposals has the number of tokens; None for others.
+
+    Raises NotModelled where the proposal does not tell the order.
+    """
+    if call.batch > 1 or call.addend == "outputs":
+        return None
+    tables = [proposed_orders(file) for file in (ORDERS_FILE, SMALL_LAYERS_FILE)]
+    asked = ((table, table.find(form_name(call), call.m, call.n, call.k)) for table in tables)
+    table, order = next(((table, order) for table, order in asked if order), (tables[0], []))
+    if order == NOT_TOLD:
+        raise NotModelled(f"{call}: cuBLASLt proposed a kernel on an {table.gpu} whose order the proposal does not tell; {TEACH}")
+    if not order:
+        return None
+    why = f"{table.library} proposed this order on {table.date}"
+    count = ON_ANOTHER_GPU if is_aligned(call) and gpu not in table.gpu else RuleCount(*table.launched)
+    return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu, source=PROPOSED, found_on=table.gpu)
+
+
 def is_aligned(call: TorchProduct) -> bool:
     """True if cuBLAS takes nvjet: 16-bit operands whose rows, or columns where these are contiguous, are multiples of 16 bytes."""
     lines = call.n, call.k if call.layout[0] == "r" else call.m, call.n if call.layout[1] == "r" else call.k
     return BYTES[call.format] == 2 and not any(length % ALIGNMENT for length in lines)
 
 
+NVJET_WORKSPACE = RuleCount(91883, 91883)  # drawn products with a bias of tests/gpu_runs/model_products.py: none was cut
 NVJET_BATCH = RuleCount(1116, 1116)  # bmm of aligned operands in both runs of torch_products.py: none was cut
+FLOAT32_GRADIENTS = RuleCount(42_912, 42_912)  # proposals for gradients of eager attention, float32_products.py: each one chain
 
 
 def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
@@ -276,6 +381,9 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     if not is_aligned(call):
         return None
     rules = shipped_rules()
+    if call.addend == "columns" and 2 * call.m * call.n * BYTES[F32] > LT_WORKSPACE and call.batch == 1:
+        why = f"the workspace of {LT_WORKSPACE:,} bytes holds no two slices of {call.m * call.n:,} outputs in f32"
+        return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", why, NVJET_WORKSPACE, gpu)
     if call.batch > 1:
         return _ruled(
             call, NamedOrder(SliceOrder(tensor_core(call), Slices.single(call.k))), "nvjet", "nvjet cuts no batch", NVJET_BATCH, gpu
@@ -292,28 +400,41 @@ def nvjet_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     return _ruled(call, NamedOrder(SliceOrder(tensor_core(call), slices)), "nvjet", found.why, rules.counts[found.rule], gpu)
 
 
+def gradient_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
+    """Return the choice of a gradient of eager attention in float32, a batch of A that lies transposed; None for others."""
+    if call.dtype != "float32" or call.batch == 1 or call.layout != "cr" or min(call.m, call.k, call.n) < 2 or call.addend:
+        return None
+    order = NamedOrder(SliceOrder(Lanes(), Slices.single(call.k)))
+    return _ruled(call, order, KINDS["fma"], "cuBLASLt cuts no gradient of attention in float32", FLOAT32_GRADIENTS, gpu)
+
+
 def tree_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     """Return the choice of a product by the tree of its form; None where it has no leaf."""
-    rules, form = product_rules(), form_name(call)
-    if form not in rules.forms or min(call.m, call.n) < 2 or call.k < 2:
+    rules, form = product_rules(), tree_name(call)
+    aligned = form.startswith(NVJET_TREE)
+    if form not in rules.forms or (call.k > LONGEST_K if aligned else min(call.m, call.n, call.k) < 2):
         return None
     found = rules.forms[form].find(product_features(call, rules.sm_count))
     if found is None:
         return None
     order, proposals, _ = found
     count = rules.counts.get(leaf_rule(form, order[0], proposals), RuleCount(0, 0))
+    count = ON_ANOTHER_GPU if aligned and gpu not in rules.gpu else count
     why = f"cuBLASLt proposed this order for all {proposals} shapes of a leaf of the tree {form!r}"
     return _ruled(call, order_by_name(order, call), KINDS[order[0]], why, count, gpu)
 
 
-def _ruled(call: TorchProduct, order: NamedOrder, kernels: str, why: str, count: RuleCount, gpu: str) -> ProductChoice:
-    """Return the choice of a rule."""
+def _ruled(
+    call: TorchProduct, order: NamedOrder, kernels: str, why: str, count: RuleCount, gpu: str, *, source: str = RULE, found_on: str = ""
+) -> ProductChoice:
+    """Return the choice of a rule, or of a proposal."""
+    found_on = found_on or product_rules().gpu
     split = order.slices.slices.dealt is not None or len(order.slices.slices.edges) > 2
     # nvjet adds an addend [M, N] to the rounded total, and a split sum in the result's format is rounded before a bias
     before = call.addend == "outputs" and kernels == "nvjet" and not split
     before |= call.addend == "columns" and kernels == "CUTLASS" and split and not order.addend_first
     bias = None if call.addend is None or order.addend_first else f"{call.format} {call.addend}"
-    where = "" if gpu in product_rules().gpu else f"; found on an {product_rules().gpu}, assumed for an {gpu}"
+    where = "" if gpu in found_on else f"; found on an {found_on}, assumed for an {gpu}"
     evidence = f"{why}; right for {count.right:,} of {count.asked:,} shapes that it was tried on{where}"
     conditions = Conditions(
         call.m, call.n, library="torch", gpu=gpu, layout=call.layout, bias=bias, evidence=evidence, probability=count.probability
@@ -321,7 +442,7 @@ def _ruled(call: TorchProduct, order: NamedOrder, kernels: str, why: str, count:
     factors = F32 if isinstance(order.slices.unit, Lanes) else call.format
     epilogue = Epilogue(between=call.format if before else None)
     recipe = KernelRecipe(factors, factors, call.format, order.slices.unit, order.slices.slices, order.merge, epilogue, conditions)
-    return ProductChoice(call, recipe, order.addend_first, kernels, RULE, evidence, count.probability)
+    return ProductChoice(call, recipe, order.addend_first, kernels, source, evidence, count.probability)
 
 
 # ---- the product
@@ -399,17 +520,17 @@ def matmul(
     shape = None if addend is None else addend.shape
     call = torch_product(left.shape, right.shape, *dtypes, transposed_a=transposed_a, transposed_b=transposed_b, addend_shape=shape)
     choice = choose_kernel(call, gpu=gpu, library=library, launches=launches, min_probability=min_probability)
-    return multiply_as_chosen(choice, left, right, addend)
+    return jnp.asarray(multiply_as_chosen(choice, left, right, addend))
 
 
-def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Array:
-    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which nothing is compiled by itself."""
+def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats | None = None) -> Floats:
+    """Compute the product of a choice. The arrays are those of `matmul`, or NumPy's, for which only instructions are compiled."""
     outputs = (*a.shape[:-1], b.shape[-1])
     if choice.product.addend == "outputs" and bias is not None:
         fits = bias.ndim <= len(outputs) and all(n in (1, size) for n, size in zip(bias.shape[::-1], outputs[::-1], strict=False))
         if not fits:
             raise ValueError(f"bias: got shape {list(bias.shape)}; expected [{outputs[-1]}], or one that broadcasts to {list(outputs)}")
-        bias = jnp.broadcast_to(bias, outputs)
+        bias = (np if isinstance(bias, np.ndarray) else jnp).broadcast_to(bias, outputs)
     if b.ndim == 2:
         a = a.reshape(-1, a.shape[-1])
         bias = bias.reshape(-1, b.shape[-1]) if bias is not None and bias.ndim > 2 else bias
@@ -419,20 +540,26 @@ def multiply_as_chosen(choice: ProductChoice, a: Floats, b: Floats, bias: Floats
         bias = None
     if choice.product.addend == "columns" and bias is not None:
         bias = bias.reshape(-1)
-    return matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype).reshape(outputs)
+    found = None
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and (bias is None or isinstance(bias, np.ndarray)):
+        found = multiply_by_numpy(recipe, a, b, bias)
+    found = matmul_with_kernel(recipe, ProductOperands(a, b, bias), a.dtype) if found is None else found
+    return found.reshape(outputs)
 
 
-def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Array, Array, KernelRecipe]:
+def _with_addend_slice(choice: ProductChoice, a: Floats, b: Floats, bias: Floats) -> tuple[Floats, Floats, KernelRecipe]:
     """Return operands with a slice before the first whose sum is the bias: ones in A, the bias and zeros in B."""
     if choice.product.addend != "columns":
         raise NotModelled(f"{choice.product}: an addend [M, N] that is added before the first slice is not computed here")
     recipe, unit = choice.recipe, choice.recipe.unit
     length = unit.op.k if isinstance(unit, Steps) else 1
-    ones = jnp.zeros((*a.shape[:-1], length), a.dtype).at[..., 0].set(1)
-    rows = jnp.zeros((*b.shape[:-2], length, b.shape[-1]), b.dtype).at[..., 0, :].set(bias)
+    xp: Any = np if isinstance(a, np.ndarray) else jnp
+    first = np.arange(length) == 0
+    ones = xp.broadcast_to(xp.asarray(first, a.dtype), (*a.shape[:-1], length))
+    rows = xp.broadcast_to(xp.where(first[:, None], bias, xp.zeros((), b.dtype)), (*b.shape[:-2], length, b.shape[-1]))
     edges = (0, *(length + edge for edge in recipe.slices.edges))
     augmented = recipe.replace(slices=Slices.from_edges(edges))
-    return jnp.concatenate([ones, a], -1), jnp.concatenate([rows, b], -2), augmented
+    return xp.concatenate([ones, a], -1), xp.concatenate([rows, b], -2), augmented
 
 
 __all__ = [

@@ -20,8 +20,9 @@ from tcemu.engine.arithmetic.sum_tree import (
 )
 from tcemu.operations.functional.torch_cuda.reduce_plans import ReduceCall, reduce_tree
 from tcemu.operations.functional.torch_cuda.reductions import reduce_tree_values
+from tcemu.operations.products.library.numpy_sums import FloatSums
 from tcemu.uses.drift.cpu_sums import inner_tree, outer_tree
-from tcemu.uses.drift.sum_evaluation import FloatSums, terms_first
+from tcemu.uses.drift.sum_evaluation import terms_first
 
 ORDERS = ("ascending", "descending", "tree", "folded", "paired")
 

@@ -16,7 +16,7 @@ from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward
 from tcemu.operations.functional.torch_cuda.foreach import foreach_norm
 from tcemu.operations.functional.torch_cuda.losses import cross_entropy, cross_entropy_backward, nll_loss
 from tcemu.operations.functional.torch_cuda.norms import group_norm_backward, layer_norm
-from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_numpy
+from tcemu.operations.functional.torch_cuda.numpy_evaluation import call_by_numpy, fma_f32
 from tcemu.operations.functional.torch_cuda.optimizers import AdamState, adam_step, sgd_step
 from tcemu.operations.functional.torch_cuda.rows import reduce, vector_norm
 from tcemu.operations.functional.torch_cuda.scans import cumsum
@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch_rows_census
 from torch_census import F, is_equal, kind, recorded
 
+from tcemu.engine.arithmetic import fma as exact
+from tcemu.engine.arithmetic.f32_arithmetic import less_f32
 from tcemu.engine.arithmetic.sum_tree import Chain, Join
 from tcemu.engine.formats.number_formats import BF16, F16, F32
 
@@ -82,6 +84,43 @@ def test_some_sums_of_the_census(by_numpy, operator):
     """Lengths at which a vector begins within a row, rows share a block, and blocks share a sum."""
     names = [name for name in recorded() if kind(name) == f"reduce/{operator}" and int(name.split("|")[3]) in (5, 129, 1025, 50257)]
     assert len(names) >= 3 and all(map(is_equal, names))
+
+
+SPECIAL_WORDS = np.array(
+    [0, 1, 2, 0x7FFFFF, 0x800000, 0x800001, 0x33800000, 0x3F800000, 0x3F801000, 0x7F000000, 0x7F7FFFFF, 0x7F800000, 0x7FC00001], np.uint32
+)
+
+
+def hard_operands():
+    """Sums on and beside midpoints of f32 by less than f64 has, subnormal sums, overflow, and special words."""
+    rng = np.random.default_rng(6)
+    near_one = (np.float32(1) + rng.integers(1, 1 << 12, 3000) * np.float32(2.0**-12)).astype(np.float32)
+    signs = rng.choice(np.float32([-1, 1]), (3, 3000))
+    tiny = np.ldexp(np.float32(1), -rng.integers(40, 150, 3000)).astype(np.float32) * signs[0]
+    small = [np.ldexp(rng.standard_normal(3000), -rng.integers(60, 76, 3000)).astype(np.float32) for _ in range(2)]
+    least = rng.integers(0, 1 << 24, 3000).astype(np.uint32).view(np.float32) * signs[1]
+    large = [np.ldexp(near_one, 63).astype(np.float32), np.ldexp(near_one[::-1], 64).astype(np.float32)]
+    end = np.full(3000, 2.0**104, np.float32) * signs[2]
+    words = np.concatenate([SPECIAL_WORDS, SPECIAL_WORDS | np.uint32(1 << 31)]).view(np.float32)
+    grid = [x.ravel() for x in np.meshgrid(words, words, words)]
+    parts = [(near_one, near_one, tiny), (near_one, -near_one, tiny), (*small, least), (*large, end), grid]
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def test_fma_in_f64_is_the_one_in_integers():
+    operands = hard_operands()
+    expected = np.asarray(jax.jit(partial(exact.fma, fmt=F32))(*(x.view(np.uint32) for x in operands)))
+    found = fma_f32(*operands)
+    is_nan = np.isnan(expected.view(np.float32))
+    assert (np.isnan(found) == is_nan).all() and (found.view(np.uint32) == expected)[~is_nan].all()
+    with np.errstate(all="ignore"):
+        twice = (np.multiply(*operands[:2], dtype=np.float64) + operands[2]).astype(np.float32)
+    assert ((twice.view(np.uint32) != expected) & ~is_nan).sum() > 100  # rounded twice: the operands are hard ones
+
+
+def test_a_comparison_that_is_traced_by_name_is_the_one_in_integers():
+    x, y = (v.ravel().view(np.uint32) for v in np.meshgrid(*[np.concatenate([SPECIAL_WORDS, SPECIAL_WORDS | np.uint32(1 << 31)])] * 2))
+    assert (call_by_numpy(less_f32, x, y) == np.asarray(jax.jit(less_f32)(x, y))).all()
 
 
 def test_a_sum_is_the_same_by_jax_and_by_numpy():

@@ -19,6 +19,7 @@ from tcemu.operations.products.library.kernel_json import LATER_FIELDS
 from tcemu.operations.products.library.kernel_order import slice_indices, step_order
 from tcemu.operations.products.library.kernel_recipe import even_edges
 from tcemu.operations.products.library.kernel_sums import apply_epilogue, epilogue_operands, plan_epilogue, plan_kernel
+from tcemu.operations.products.library.numpy_sums import FLOATS, multiply_by_numpy
 from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, find_divergence, loads
 from tcemu.uses.replay.recipe_divergence import trace_sums
 
@@ -574,3 +575,36 @@ def test_sums_in_plain_python_are_the_engine(r):
     word = a.view(f"uint{r.a.bits}"), b.view(f"uint{r.a.bits}")
     last = list(trace_sums(r, word[0][1].tolist(), word[1][:, 2].tolist()))[-1].code
     assert last == int(got[1, 2].view(np.uint32))
+
+
+BY_NUMPY = [r for r in SUMMED if isinstance(r.unit, Steps)] + [
+    recipe(steps(residue=64), Slices.even(200, 3, 72), Merge("descending"), F16, epilogue=Epilogue(between=F16)),
+    recipe(steps(BF16), Slices.single(200), out=BF16, fmt=BF16),
+    recipe(steps(BF16), Slices.even(200, 2, 64), Merge(partial=BF16), BF16, BF16, epilogue=Epilogue(between=BF16)),
+]
+
+
+@pytest.mark.parametrize("r", sample_cases(BY_NUMPY, 8, lambda r: f"{r.merge} {r.unit} {r.epilogue.between}"))
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_products_of_numpy_arrays_have_the_words_of_the_compiled_ones(r, batch):
+    """With huge and tiny numbers, infinities, NaN, zeros of both signs, and B in both memory orders."""
+    rng, dtype = np.random.default_rng(5), {F16: np.float16, BF16: ml_dtypes.bfloat16}[r.a]
+    a, b = (rng.standard_normal((*batch, *shape)) * np.exp2(rng.integers(-14, 15, shape)) for shape in ((13, 200), (200, 11)))
+    a[..., 3, :9], a[..., 4, 5], a[..., 5, :] = 6e4, np.inf, -0.0
+    b[..., 7, 2], b[..., 3] = np.nan, 6e4
+    a, b, bias = a.astype(dtype), b.astype(dtype), rng.standard_normal(11).astype(dtype)
+    bias[4] = -0.0
+    for given in (None, bias):
+        expected = np.asarray(tcemu.matmul(a, b, bias=given, recipe=r, dtype=FLOATS[r.dtype]))
+        for columns in (b, np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2)):
+            found = multiply_by_numpy(r, a, columns, given)
+            assert found is not None and found.dtype == expected.dtype
+            assert (found.view(f"u{found.dtype.itemsize}") == expected.view(f"u{found.dtype.itemsize}")).all()
+
+
+def test_numpy_leaves_sums_in_lanes_scales_and_conversions_to_compiled_programs():
+    a, b = draw_matrices(200)
+    wide = a.astype(np.float32), b.astype(np.float32)
+    others = recipe(Lanes(), Slices.single(200)), recipe(HOPPER, Slices.single(200), epilogue=Epilogue(scaled=True, alpha=0.5))
+    assert [multiply_by_numpy(r, a, b) for r in others] == [None, None]
+    assert multiply_by_numpy(recipe(HOPPER, Slices.single(200)), *wide) is None

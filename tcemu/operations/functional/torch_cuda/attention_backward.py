@@ -1,19 +1,25 @@
 """The backward of FlashAttention 2, cuDNN and CUTLASS's fused attention on codes: gradients of queries, keys and values.
 
 In FlashAttention 2 a block of keys adds over all queries in one accumulator, from the last block of queries to the first, so that its
-products are chains over the queries in that order. The gradient of the queries is added in memory by atomics, one addition a block of keys:
-of up to two blocks the order is no matter, of more it is open. cuDNN, whose source is closed, does the same by other tiles, in ascending
-order. In CUTLASS's kernel a lock guards these additions, each of which continues a chain, so that the order counts from two blocks of keys
-on. Each block of keys begins at another block of queries: blocks that run at the same pace, in lockstep, come to a query one after the
-other. That order gave the words of an H200 in all 12 cases of the census with several blocks.
+products are chains over the queries in that order: the gradients of keys and values have one order. The gradient of the queries is added in
+memory by atomics, one addition a block of keys: of up to two blocks the order is no matter, of more it is open. cuDNN, whose source is
+closed, does the same by other tiles, in ascending order. In CUTLASS's kernel a lock guards these additions, each of which continues a
+chain, so that the order counts from two thread blocks on. Each begins at another block of queries: thread blocks that run at the same pace,
+in lockstep, come to a query one after the other. That order gave the words of an H200 in all 12 cases of the census with several blocks.
+
+With `torch.use_deterministic_algorithms(True)` all orders are fixed: FlashAttention 2 gives each of its thread blocks some of the blocks of
+keys and memory for their sum, and adds these sums in turn; one thread block of CUTLASS's kernel takes all keys of a head. PyTorch does not
+take cuDNN then.
 
 Source: FlashAttention 2, csrc/flash_attn/src/flash_bwd_kernel.h, flash_bwd_preprocess_kernel.h and flash_bwd_launch_template.h; PyTorch
-2.11.0, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd; PyTorch, mem_eff_attention/kernel_backward.h. Held to
-words of PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py`.
+2.11.0, aten/src/ATen/native/transformers/cuda/attention_backward.cu, flash_attn/flash_api.cpp (mha_bwd) and
+mem_eff_attention/kernel_backward.h; cuDNN's frontend for the operations of its dropout, whose order was found by words. Held to words of
+PyTorch 2.11.0 on an H200: `tests/operations/functional/torch_census.py` and `test_torch_attention.py`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from functools import partial
 from math import e, log2
@@ -38,13 +44,14 @@ from tcemu.operations.functional.torch_cuda.fused_attention import (
     Factors,
     by_rows,
     multiply_codes_by_rows,
+    multiply_split_by_rows,
     rescale,
     softmax_factors,
 )
 from tcemu.operations.functional.torch_cuda.rows import reduce
 
 DEPTH = 16  # K of the mma instruction
-VECTOR = 8  # elements that a thread loads at a time
+VECTOR, WARP = 8, 32  # elements that a thread loads at a time; threads of a warp
 
 
 class BackwardTiles(NamedTuple):
@@ -78,6 +85,14 @@ class BackwardOperands(NamedTuple):
     logsumexp: Array  # f32 codes [batch, heads, queries]
 
 
+class BackwardDropout(NamedTuple):
+    """The weights that dropout keeps."""
+
+    kept: np.ndarray  # booleans [batch, heads, queries, keys]
+    factor: float  # of those that are kept, in f32
+    share: float  # the probability to keep one, in f32
+
+
 class BlockGradients(NamedTuple):
     """P and dS of a block of keys, codes of the operands' format [rows, keys]."""
 
@@ -99,17 +114,31 @@ def _row_products_in_pairs(grad: Array, out: Array) -> Array:
     return total
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _cudnn_gradients(
-    fmt: Format, factors: Factors, scores: Array, products: Array, seen: Array, logsumexp: Array, row_sums: Array
+    fmt: Format,
+    factor: float,
+    factors: Factors,
+    scores: Array,
+    products: Array,
+    seen: Array,
+    logsumexp: Array,
+    row_sums: Array,
+    bias: Array | None = None,
+    kept: Array | None = None,
 ) -> BlockGradients:
-    """Compute P = 2^((s * scale - logsumexp) * log2 e), by an fma, and dS = P * (dO·Vᵀ - the row's sum) * scale."""
+    """Compute P = 2^((s * scale + bias - logsumexp) * log2 e), by an fma, and dS = P * (dO·Vᵀ - the row's sum) * scale.
+
+    A dropped weight has a product of 0, and a factor of kept ones multiplies P and dS.
+    """
     visible = jnp.arange(scores.shape[-1])[None] < seen
-    scale = Value(jnp.asarray(factors.scale))
-    s = where(visible, fma(Value(scores), scale, -Value(logsumexp)), as_value(MINUS_INFINITY))
-    p = ex2(s * as_value(log2(e)))
-    ds = p * (Value(products) - Value(row_sums)) * scale
-    return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
+    scale, lse = Value(jnp.asarray(factors.scale)), Value(logsumexp)
+    s = fma(Value(scores), scale, -lse) if bias is None else fma(Value(scores), scale, Value(bias)) - lse
+    p = ex2(where(visible, s, as_value(MINUS_INFINITY)) * as_value(log2(e)))
+    ds = p * (Value(products if kept is None else jnp.where(kept, products, 0)) - Value(row_sums))
+    if kept is not None:
+        p, ds = where(kept, p * factor, 0.0), ds * factor
+    return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds * scale)))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -141,6 +170,36 @@ def _block_gradients(
     return BlockGradients(*(convert(F32, fmt, x.codes) for x in (p, ds)))
 
 
+def find_open_order(name: str, shape: tuple[int, ...], keys: int, *, deterministic: bool = False, wide: bool = False) -> str:
+    """Return why the order of the sums in the gradient of the queries is open; "" if it is fixed.
+
+    Args:
+        name: "cudnn", "flash" or "efficient".
+        shape: Batch, heads, queries, and the larger one of the head sizes.
+        keys: Number of keys.
+        deterministic: `torch.use_deterministic_algorithms(True)`.
+        wide: The operands are float32.
+    """
+    batch, heads, _, size = shape
+    if name == "efficient":
+        tiles = _of_size(FLOAT32_TILES if wide else CUTLASS_TILES, size)
+        parts = cutlass_splits(batch * heads, -(-keys // tiles.keys), size, deterministic=deterministic)
+        how = f"a lock decides which of {parts} thread blocks, which share the keys of a head, adds first"
+        return how if parts > 1 and keys > tiles.keys else ""
+    tiles = CUDNN_TILES if name == "cudnn" else _of_size(TILES, size)
+    blocks = -(-keys // tiles.keys)
+    how = f"{blocks} blocks of {tiles.keys} keys are added by atomics, so that the GPU's own words differ from call to call"
+    return how if blocks > 2 and not deterministic else ""
+
+
+def _pad_weights(x: Array | np.ndarray, rows: int, columns: int) -> Array:
+    return jnp.pad(x, [(0, 0), (0, 0), (0, rows - x.shape[2]), (0, columns - x.shape[3])])
+
+
+def _of_size(table: dict[int, BackwardTiles], size: int) -> BackwardTiles:
+    return next((tiles for most, tiles in table.items() if size <= most), BackwardTiles(1, 1))
+
+
 def fused_backward(
     name: str,
     fmt: Format,
@@ -148,8 +207,9 @@ def fused_backward(
     causal: bool,
     scale: float,
     *,
-    in_lockstep: bool = False,
-    dropped: tuple[np.ndarray, float, float] | None = None,
+    bias: Array | None = None,
+    splits: int = 0,
+    dropped: BackwardDropout | None = None,
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of queries, keys and values as FlashAttention 2 or cuDNN does.
 
@@ -159,15 +219,16 @@ def fused_backward(
         operands: Their codes.
         causal: A query sees the keys up to its own number.
         scale: Factor of the scores.
-        in_lockstep: More than two blocks of keys, which come to the same queries together, are added to their gradient in ascending order.
-        dropped: FlashAttention 2's dropout: which weights are kept, [batch, heads, queries, keys], the factor of these in f32, and the
-            probability to keep one.
+        bias: f32 codes [batch, heads, queries, keys], of cuDNN.
+        splits: Sums in memory to which the blocks of keys are added in turn, and which are added in turn. 0: one for all blocks, which are
+            added in ascending order: one of the results of atomics.
+        dropped: Dropout of the forward's weights.
 
     Returns:
         Codes of `fmt`, of the shapes of q, k and v.
 
     Raises:
-        NotModelled: The order of the additions is open, or the head size is another one.
+        NotModelled: The head size is another one.
     """
     grad, q, k, v, out, logsumexp = operands
     batch, heads, queries, size = q.shape
@@ -179,12 +240,6 @@ def fused_backward(
     if is_cudnn:  # a power of two of threads
         tile_size, tiles = VECTOR << (-(-size // VECTOR) - 1).bit_length(), CUDNN_TILES
     blocks = -(-keys // tiles.keys)
-    if blocks > 2 and not in_lockstep:
-        raise NotModelled(
-            f"{name}: the order is open: {blocks} blocks of {tiles.keys} keys are added to the gradient of the queries by atomics, so that "
-            "the GPU's own words differ from call to call; of two blocks they do not, and open_order='lockstep' gives one order "
-            "(torch_cuda/attention_backward.py)"
-        )
     rows = -(-queries // tiles.queries) * tiles.queries
     factors = softmax_factors(name, scale, has_bias=False)
 
@@ -197,12 +252,12 @@ def fused_backward(
     of_rows = _row_products_in_pairs if is_cudnn else partial(_row_products, threads, True)
     row_sums = by_rows(of_rows, *wide)
     of_scores: np.ndarray | None = None if is_cudnn else factors.scale
-    of_values, kept = None, None
+    of_values = None
+    of_weights = [None if x is None else flat(_pad_weights(x, rows, blocks * tiles.keys)) for x in (bias, dropped and dropped.kept)]
     if dropped is not None:
-        kept, inverse, share = dropped
-        kept = np.pad(kept, [(0, 0), (0, 0), (0, rows - queries), (0, blocks * tiles.keys - keys)]).reshape(batch * heads * rows, -1)
-        row_sums = by_rows(lambda y: (Value(y) * share).codes, row_sums)
-        of_scores, of_values = (np.array(np.float32(factor) * np.float32(inverse)).view(np.uint32) for factor in (scale, 1.0))
+        row_sums = by_rows(lambda y: (Value(y) * dropped.share).codes, row_sums)
+        if not is_cudnn:
+            of_scores, of_values = (np.array(np.float32(x) * np.float32(dropped.factor)).view(np.uint32) for x in (scale, 1.0))
     row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
     lse = padded(logsumexp[..., None], rows, INFINITY)
     q, grad = padded(q, rows), padded(grad, rows)
@@ -211,30 +266,32 @@ def fused_backward(
     limits = np.tile(limits, batch * heads).astype(np.int32)
     # FlashAttention 2 takes the blocks of queries from the last one, cuDNN from the first
     order = np.arange(rows) if is_cudnn else np.arange(rows).reshape(-1, tiles.queries)[::-1].reshape(-1)
-    gradients = _cudnn_gradients if is_cudnn else _block_gradients
+    gradients = partial(_cudnn_gradients, fmt, 1.0 if dropped is None else dropped.factor) if is_cudnn else partial(_block_gradients, fmt)
     by_query = lambda x: jnp.swapaxes(x[:, :, order], -1, -2)
     product = lambda a, b: multiply_codes_by_rows(fmt, DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
 
-    of_q, of_k, of_v = jnp.zeros((batch * heads * rows, size), jnp.uint32), [], []
+    of_q, of_k, of_v = [jnp.zeros((batch * heads * rows, size), jnp.uint32)] * min(splits or 1, blocks), [], []
     turned_grad, turned_q = by_query(grad), by_query(q)
-    for start in range(0, blocks * tiles.keys, tiles.keys):
+    for number, start in enumerate(range(0, blocks * tiles.keys, tiles.keys)):
         own_k, own_v = (x[:, :, start : start + tiles.keys] for x in (k, v))
         p, ds = by_rows(
-            lambda *x: gradients(fmt, factors, *x),
+            lambda *x: gradients(factors, *x),
             flat(product(q, own_k)), flat(product(grad, own_v)), (limits - start)[:, None], flat(lse), flat(row_sums),
-            *(() if kept is None else (kept[:, start : start + tiles.keys],)),
+            *(x if x is None else x[:, start : start + tiles.keys] for x in (of_weights if is_cudnn else of_weights[1:])),
         )  # fmt: skip
         p, ds = (jnp.asarray(x).reshape(batch, heads, rows, tiles.keys) for x in (p, ds))
         of_v.append(product(by_query(p), turned_grad))
         of_k.append(product(by_query(ds), turned_q))
-        of_q = by_rows(add_f32, of_q, flat(product(ds, jnp.swapaxes(own_k, -1, -2))))
+        part = number % len(of_q)
+        of_q[part] = by_rows(add_f32, of_q[part], flat(product(ds, jnp.swapaxes(own_k, -1, -2))))
 
     def finished(x: Array, factor: np.ndarray | None) -> Array:
         """Multiply by the scale and round."""
         scaled = x if factor is None else by_rows(lambda y: rescale(y, jnp.full((y.shape[0], 1), jnp.uint32(factor))), x)
         return jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), scaled))
 
-    dq = finished(of_q, of_scores).reshape(batch, heads, rows, size)[:, :, :queries]
+    total = functools.reduce(partial(by_rows, add_f32), of_q)
+    dq = finished(total, of_scores).reshape(batch, heads, rows, size)[:, :, :queries]
     dk, dv = (
         finished(flat(jnp.concatenate(parts, axis=2)), by).reshape(batch, heads, -1, size)[:, :, :keys]
         for parts, by in ((of_k, of_scores), (of_v, of_values))
@@ -245,93 +302,147 @@ def fused_backward(
 # ---- CUTLASS
 
 
-CUTLASS_TILES = {64: BackwardTiles(64, 64), 128: BackwardTiles(128, 128)}  # head size up to which a kernel serves
-CUTLASS_THREADS = {64: 2, 128: 4}  # that share a row of grad * out
+CUTLASS_TILES = {64: BackwardTiles(64, 64), 128: BackwardTiles(128, 128), LARGEST_HEAD: BackwardTiles(128, 64)}  # head size up to which
 CUTLASS_DEPTH = 8  # K of the mma instruction
+FLOAT32_TILES = {64: BackwardTiles(64, 64), 128: BackwardTiles(128, 64)}  # the same in float32
+MOST_SPLITS = 200  # thread blocks whose sums of keys and values lie in memory, as of head sizes above 128
+ENOUGH_HEADS = 256  # from which a thread block takes two blocks of keys
 
 
-@partial(jax.jit, static_argnums=0)
+def cutlass_splits(heads: int, blocks: int, size: int, *, deterministic: bool) -> int:
+    """Return the number of thread blocks that share the blocks of keys of a head. heads: of all batches.
+
+    Source: PyTorch 2.11.0, attention_backward.cu, _efficient_attention_backward.
+    """
+    if deterministic or (heads >= ENOUGH_HEADS and blocks <= 2):
+        return 1
+    return blocks if size <= 128 else max(min(blocks, MOST_SPLITS // heads), 1)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
 def _cutlass_gradients(
-    fmt: Format, scale: np.ndarray, scores: Array, products: Array, seen: Array, bias: Array, logsumexp: Array, row_sums: Array
-) -> BlockGradients:
-    """Compute P = e^(s * scale + bias - logsumexp), rounded, and dS = (dO·Vᵀ - the row's sum) * P * scale."""
+    fmt: Format,
+    factor: float,
+    scale: np.ndarray,
+    scores: Array,
+    products: Array,
+    seen: Array,
+    bias: Array,
+    logsumexp: Array,
+    row_sums: Array,
+    kept: Array | None = None,
+) -> tuple[BlockGradients, Array]:
+    """Compute P = e^(s * scale + bias - logsumexp), rounded, and dS = (dO·Vᵀ - the row's sum) * P * scale, and dS without the scale.
+
+    A dropped weight has a product of 0; those of kept ones have a factor, as P in the gradient of values has, where both are rounded first.
+    """
     visible = jnp.arange(scores.shape[-1])[None] < seen
-    factor = Value(jnp.asarray(scale))
-    s = where(visible, Value(scores) * factor + Value(bias), as_value(MINUS_INFINITY))
+    s = where(visible, Value(scores) * Value(jnp.asarray(scale)) + Value(bias), as_value(MINUS_INFINITY))
     p = convert(F32, fmt, expf(s - Value(logsumexp)).codes)
-    ds = (Value(products) - Value(row_sums)) * Value(convert(fmt, F32, p)) * factor
-    return BlockGradients(p, convert(F32, fmt, ds.codes))
+    inner = Value(products) if kept is None else where(kept, Value(products) * factor, 0.0)
+    ds = (inner - Value(row_sums)) * Value(convert(fmt, F32, p))
+    if kept is not None:
+        rounded = Value(convert(fmt, F32, convert(F32, fmt, as_value(factor).codes)))
+        p = jnp.where(kept, convert(F32, fmt, (Value(convert(fmt, F32, p)) * rounded).codes), 0)
+    return BlockGradients(p, convert(F32, fmt, (ds * Value(jnp.asarray(scale))).codes)), convert(F32, fmt, ds.codes)
 
 
 def cutlass_backward(
-    fmt: Format, operands: BackwardOperands, bias: Array | None, causal: bool, scale: float, *, in_lockstep: bool = False
-) -> tuple[Array, Array, Array]:
-    """Compute the gradients of queries, keys and values; arguments and result as in `fused_backward`.
+    fmt: Format,
+    operands: BackwardOperands,
+    bias: Array | None,
+    causal: bool,
+    scale: float,
+    *,
+    deterministic: bool = False,
+    dropped: BackwardDropout | None = None,
+) -> tuple[Array, Array, Array, Array]:
+    """Compute the gradients of queries, keys, values and bias; arguments as in `fused_backward`.
 
-    bias: f32 codes [batch, heads, queries, keys], or None.
+    Args:
+        fmt: The operands' format.
+        operands: Their codes.
+        bias: f32 codes [batch, heads, queries, keys], or None.
+        causal: A query sees the keys up to its own number.
+        scale: Factor of the scores.
+        deterministic: One thread block takes all keys of a head. Otherwise several add in lockstep, one of the orders of the GPU.
+        dropped: Dropout of the forward's weights.
 
     Raises:
-        NotModelled: The order of the blocks of keys is open, or the head size is another one.
+        NotModelled: The head size is another one.
     """
     grad, q, k, v, out, logsumexp = operands
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
-    if size > max(CUTLASS_TILES) or v.shape[-1] != size:
-        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]}; known are equal ones up to {max(CUTLASS_TILES)}")
-    tile_size, tiles = next((most, tiles) for most, tiles in CUTLASS_TILES.items() if size <= most)
+    table = FLOAT32_TILES if fmt == F32 else CUTLASS_TILES
+    if size > max(table) or v.shape[-1] != size:
+        raise NotModelled(f"efficient: got head sizes {size} and {v.shape[-1]} in {fmt}; known are equal ones up to {max(table)}")
+    most, tiles = next((most, tiles) for most, tiles in table.items() if size <= most)
     blocks, turns = -(-keys // tiles.keys), -(-queries // tiles.queries)
-    if blocks > 1 and not in_lockstep:
-        raise NotModelled(
-            f"efficient: the order is open: {keys} keys are several blocks of {tiles.keys}, and a lock decides which adds to the gradient "
-            "of the queries first; one block is known, and open_order='lockstep' gives one order (torch_cuda/attention_backward.py)"
-        )
+    splits = cutlass_splits(batch * heads, blocks, size, deterministic=deterministic)
     rows, columns = turns * tiles.queries, blocks * tiles.keys
     flat = lambda x: x.reshape(-1, x.shape[-1])
 
     def padded(x: Array, length: int, fill: np.uint32 | int = 0) -> Array:
         return jnp.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)], constant_values=fill)
 
-    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, tile_size - size)]))) for x in (out, grad)]
-    row_sums = by_rows(partial(_row_products, CUTLASS_THREADS[tile_size], False), *wide)
+    threads = tiles.keys // WARP  # that share a row of grad * out
+    wide = [flat(convert(fmt, F32, jnp.pad(x, [(0, 0)] * 3 + [(0, 0 if fmt == F32 else most - size)]))) for x in (out, grad)]
+    if fmt == F32:  # PyTorch's own product and sum
+        row_sums = array_codes(reduce("sum", to_float(F32, by_rows(rescale, *wide)).reshape(out.shape), 3))[1]
+    else:
+        row_sums = by_rows(partial(_row_products, threads, False), *wide)
     row_sums = padded(jnp.asarray(row_sums).reshape(batch, heads, queries, 1), rows)
     q, grad, lse = padded(q, rows), padded(grad, rows), padded(logsumexp[..., None], rows, INFINITY)
     k, v = padded(k, columns), padded(v, columns)
     limits = np.minimum(np.arange(rows) + 1, keys) if causal else np.full(rows, keys)
     limits = np.tile(limits, batch * heads).astype(np.int32)[:, None]
-    added = jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias
-    added = jnp.pad(added, [(0, 0), (0, 0), (0, rows - queries), (0, columns - keys)])
-    product = lambda a, b: multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32))
-    factor = np.array(np.float32(scale).view(np.uint32))
-    p, ds = by_rows(
-        lambda *x: _cutlass_gradients(fmt, factor, *x),
-        flat(product(q, k)), flat(product(grad, v)), limits, flat(added), flat(lse), flat(row_sums),
+    of_tile = lambda x: _pad_weights(x, rows, columns)
+    added = of_tile(jnp.zeros((batch, heads, queries, keys), jnp.uint32) if bias is None else bias)
+
+    def product(a: Array, b: Array, tile: int, *, in_memory: bool = False) -> Array:
+        """Return A·Bᵀ, in float32 by tiles of K: each continues the sum, or is added to it in memory."""
+        zeros = total = jnp.zeros((*a.shape[:-1], b.shape[-2]), jnp.uint32)
+        if fmt != F32:
+            return multiply_codes_by_rows(fmt, CUTLASS_DEPTH, a, b, total)
+        for start in range(0, a.shape[-1], tile):
+            found = multiply_split_by_rows(a[..., start : start + tile], b[..., start : start + tile], zeros if in_memory else total)
+            total = add_f32(total, found) if in_memory and start else found
+        return total
+
+    factor, turned = np.array(np.float32(scale).view(np.uint32)), lambda x: jnp.swapaxes(x, -1, -2)
+    (p, ds), of_bias = by_rows(
+        lambda *x: _cutlass_gradients(fmt, 1.0 if dropped is None else dropped.factor, factor, *x),
+        flat(turned(product(k, q, size))), flat(product(grad, v, size)), limits, flat(added), flat(lse), flat(row_sums),
+        *(() if dropped is None else (flat(of_tile(dropped.kept)),)),
     )  # fmt: skip
-    p, ds = (jnp.asarray(x).reshape(batch, heads, rows, columns) for x in (p, ds))
-    turned = lambda x: jnp.swapaxes(x, -1, -2)
-    visits = [_visits(block, tiles, turns, causal) for block in range(blocks)]
+    p, ds, of_bias = (jnp.asarray(x).reshape(batch, heads, rows, columns) for x in (p, ds, of_bias))
+    visits = [_visits(block, splits, tiles, turns, causal) for block in range(blocks)]
     of_q, of_k, of_v = [], [], []
     for block, visited in enumerate(visits):
         own, taken = slice(block * tiles.keys, (block + 1) * tiles.keys), _elements(visited, tiles.queries)
-        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken])))
-        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken])))
+        of_k.append(product(turned(ds[:, :, taken, own]), turned(q[:, :, taken]), tiles.queries, in_memory=True))
+        of_v.append(product(turned(p[:, :, taken, own]), turned(grad[:, :, taken]), tiles.queries, in_memory=True))
+    begins = [sum(len(visits[b]) for b in range(block % splits, block, splits)) for block in range(blocks)]
     for turn in range(turns):  # blocks of keys add in the order in which they come to these queries
-        taken = _elements(sorted((b for b in range(blocks) if turn in visits[b]), key=lambda b: visits[b].index(turn)), tiles.keys)
+        when = {block: begins[block] + visited.index(turn) for block, visited in enumerate(visits) if turn in visited}
+        taken = _elements(sorted(when, key=lambda block: when[block]), tiles.keys)
         own = slice(turn * tiles.queries, (turn + 1) * tiles.queries)
-        of_q.append(product(ds[:, :, own, taken], turned(k[:, :, taken])))
+        of_q.append(product(ds[:, :, own, taken], turned(k[:, :, taken]), tiles.keys))
     found = ((of_q, queries), (of_k, keys), (of_v, keys))
     joined = [jnp.concatenate(parts, axis=2)[:, :, :length] for parts, length in found]
     dq, dk, dv = (jnp.asarray(by_rows(lambda y: convert(F32, fmt, y), flat(x))).reshape(x.shape) for x in joined)
-    return dq, dk, dv
+    return dq, dk, dv, of_bias[:, :, :queries, :keys]
 
 
-def _visits(block: int, tiles: BackwardTiles, turns: int, causal: bool) -> list[int]:
+def _visits(block: int, splits: int, tiles: BackwardTiles, turns: int, causal: bool) -> list[int]:
     """Return the blocks of queries of CUTLASS's kernel in the order in which a block of keys takes them.
 
     Source: kernel_backward.h, getQueryStart, getQueryStartShift and getSmallestQueryForKey.
     """
     if causal:
         return list(range(block * tiles.keys // tiles.queries, turns))
-    first = block % turns
+    first = block % splits % turns if splits > 1 else 0
     return [*range(first, turns), *range(first)]
 
 

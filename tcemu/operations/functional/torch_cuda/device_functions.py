@@ -21,13 +21,12 @@ from tcemu.engine.arithmetic import fma as exact_fma
 from tcemu.engine.arithmetic import special_functions
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32, is_nan_f32, less_f32
 from tcemu.engine.arithmetic.libdevice import ERF_LARGE, ERF_SMALL, LOG_COEFFICIENTS, TANH_COEFFICIENTS
-from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN, multiply_f32
+from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN, product_f32
 from tcemu.engine.backends.quotients import divide
 from tcemu.engine.formats.coding import Number as ExactNumber
 from tcemu.engine.formats.coding import convert, encode, limbs_to_codes
 from tcemu.engine.formats.number_formats import F32, F64
 
-multiply_codes = traced_by_name(jax.jit(multiply_f32))
 _add_towards_zero = jax.jit(lambda x, y: exact_fma.add(x, y, F32, "RZ"))
 _ex2, _rcp, _rsqrt = (jax.jit(getattr(special_functions, name)) for name in ("ex2", "rcp", "rsqrt"))
 Number = float | int
@@ -59,7 +58,7 @@ class Value(NamedTuple):
         return -self + other
 
     def __mul__(self, other: Value | Number) -> Value:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Value(multiply_codes(*_codes(self, other)))
+        return Value(product_f32(*_codes(self, other)))
 
     def __rmul__(self, other: Number) -> Value:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self * other

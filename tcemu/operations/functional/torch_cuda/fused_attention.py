@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from math import e, log, log2
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from tcemu.engine.arithmetic.product_spec import product_spec
 from tcemu.engine.arithmetic.special_functions import lg2
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.coding import convert
-from tcemu.engine.formats.number_formats import F32, Format
+from tcemu.engine.formats.number_formats import BF16, F32, TF32, Format
 from tcemu.operations.functional.torch_cuda.device_functions import Value, as_value, ex2, expf, fma, logf, rcp, where
 from tcemu.operations.functional.torch_cuda.numpy_evaluation import evaluate_by_numpy
 from tcemu.operations.functional.torch_cuda.reduce_plans import GPUS
@@ -69,6 +70,8 @@ class OnlineSoftmax(NamedTuple):
             lane adds a block's, which an fma adds to the rescaled sum; "warps": the lanes of each warp are joined in each block.
         halves: The lanes are joined (0 + 2) + (1 + 3), else (0 + 1) + (2 + 3).
         approximate: The output is multiplied by `rcp.approx`, else by the rounded reciprocal.
+        drops: When the weights that dropout keeps are multiplied by its factor: "first": before they are rounded; "rounded": after, by the
+            rounded factor, and rounded again; "last": in the reciprocal of the row's sum.
     """
 
     descending: bool
@@ -77,21 +80,24 @@ class OnlineSoftmax(NamedTuple):
     sums: str
     halves: bool
     approximate: bool
+    drops: str
 
 
+ONE_QUERY = "cudnn, one query"
 KERNELS = {
-    "cudnn": OnlineSoftmax(False, False, False, "block", halves=False, approximate=True),
-    "flash": OnlineSoftmax(True, False, True, "running", halves=True, approximate=False),
-    "efficient": OnlineSoftmax(False, True, False, "warps", halves=False, approximate=False),
+    "cudnn": OnlineSoftmax(False, False, False, "block", halves=False, approximate=True, drops="first"),
+    ONE_QUERY: OnlineSoftmax(False, True, False, "block", halves=False, approximate=True, drops="first"),
+    "flash": OnlineSoftmax(True, False, True, "running", halves=True, approximate=False, drops="last"),
+    "efficient": OnlineSoftmax(False, True, False, "warps", halves=False, approximate=False, drops="rounded"),
 }
 FLASH_KEYS = {32: 128, 64: 128, 96: 64, 128: 64, 192: 64, 256: 64}  # head size up to which a kernel serves: keys of a block
 DROPOUT_KEYS = {32: 128, 64: 64, 96: 64, 128: 32, 192: 64, 256: 64}  # the same with dropout, which has no splits
 SPLIT_KEYS = {64: 256, 128: 128, 256: 64}  # the same with splits
 LARGEST_HEAD = 256
-ONE_QUERY_KEYS = 200  # keys up to which cuDNN was seen to take one query by sdpa_sm80_flash_fprop_wmma, 64 x 64
+ONE_QUERY_KEYS = 256  # keys up to which cuDNN takes one query by sdpa_sm80_flash_fprop_wmma, 64 x 64, as far as its kernels were listed
 
 
-def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False) -> FusedKernel:
+def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drops: bool = False, fmt: Format = BF16) -> FusedKernel:
     """Return the kernel that a backend launches.
 
     Args:
@@ -100,6 +106,7 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
         keys: Number of keys.
         gpu: A key of `reduce_plans.GPUS`.
         drops: The call has dropout.
+        fmt: The operands' format.
 
     Raises:
         NotModelled: The GPU or the head size is another one.
@@ -114,6 +121,11 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
     if name == "flash":
         splits = split_count(batch * heads * -(-queries // 64), 2 * GPUS[gpu][0], -(-keys // _block_keys(SPLIT_KEYS, size)))
         return FusedKernel(name, _block_keys(SPLIT_KEYS if splits > 1 else FLASH_KEYS, size), 16, splits)
+    if fmt == F32 and (drops or size % SPLIT_TILE):
+        raise NotModelled(
+            f"{name}: got float32, head size {size}{' and dropout' if drops else ''}; known are multiples of {SPLIT_TILE} without dropout "
+            "(torch_cuda/fused_attention.py)"
+        )
     if name == "efficient":
         if size % 8 or (size > 128 and size % 32):
             raise NotModelled(
@@ -122,11 +134,12 @@ def fused_kernel(name: str, shape: tuple[int, ...], keys: int, gpu: str, *, drop
         return FusedKernel(name, 64 if size <= 64 else 128, 8, in_memory=size > 128)
     if queries == 1 and keys > ONE_QUERY_KEYS:
         raise NotModelled(
-            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN took a kernel whose four warps "
-            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128), and whose order is not known (torch_cuda/fused_attention.py)"
+            f"cudnn: got 1 query and {keys} keys; known are up to {ONE_QUERY_KEYS}. From 257 keys on cuDNN takes a kernel whose four warps "
+            "share a block of keys (sdpa_sm80_flash_fprop_wmma, 16 x 128) and add their sums in an order that is open: an H200's own words "
+            "differ from call to call (torch_cuda/fused_attention.py)"
         )
     if queries == 1:
-        return FusedKernel(name, 64, 16)
+        return FusedKernel(ONE_QUERY, 64, 16)
     return FusedKernel(name, 128, 16)
 
 
@@ -172,6 +185,42 @@ def multiply_codes_by_rows(fmt: Format, depth: int, a: Array, b: Array, c: Array
     return multiply_matrices(recipe.arithmetic, product_spec(recipe.op), a, jnp.swapaxes(b, -1, -2), c, by_columns=True)
 
 
+SPLIT_TILE, TF32_STEP = 32, 8  # K of a tile in shared memory, and of the instruction
+
+
+@partial(jax.jit, static_argnums=0)
+def _multiply_steps(steps: int, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
+    """Return A·Bᵀ of split operands, high and low, by a chain of three instructions for each 8 products: the high parts' comes last."""
+    by_steps = lambda x: x.reshape(*x.shape[:-1], steps, 1, TF32_STEP)
+    left, right = (jnp.concatenate([by_steps(x) for x in parts], -2) for parts in ((a[1], a[0], a[0]), (b[0], b[1], b[0])))
+    left, right = (x.reshape(*x.shape[:-3], -1) for x in (left, right))
+    return multiply_codes_by_rows(TF32, TF32_STEP, left, right, jnp.zeros((*a[0].shape[:-1], b[0].shape[-2]), jnp.uint32))
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """Return the high part of f32 codes, truncated to tf32, and the rest rounded to tf32 with ties away from zero."""
+    high = x & jnp.uint32(0xFFFFE000)
+    return high, (Value(x) - Value(high)).codes + jnp.uint32(0x1000)
+
+
+@jax.jit
+def multiply_split_by_rows(a: Array, b: Array, c: Array) -> Array:
+    """Return A·Bᵀ + C of f32 codes as CUTLASS's OpMultiplyAddFastF32 does: three products in tf32 of split operands.
+
+    The sums of the first 8 products, and then of every 32, are added to the accumulator.
+
+    Source: CUTLASS, gemm/warp/mma_tensor_op_fast_f32.h; PyTorch, mem_eff_attention/gemm/custom_mma_multistage.h and mma_from_smem.h.
+    """
+    pad = -a.shape[-1] % SPLIT_TILE
+    a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)]) for x in (a, b))
+    (left, right), total = (_split(x) for x in (a, b)), Value(c)
+    edges = [0, *range(TF32_STEP, a.shape[-1], SPLIT_TILE), a.shape[-1]]
+    for start, end in pairwise(edges):
+        parts = [tuple(x[..., start:end] for x in operand) for operand in (left, right)]
+        total = total + Value(_multiply_steps((end - start) // TF32_STEP, *parts))
+    return total.codes
+
+
 # ---- one block's softmax, row by row
 
 
@@ -205,6 +254,13 @@ class BlockResult(NamedTuple):
     decay: Array  # f32 codes [rows, 1]: factor of the output's sums
 
 
+class DroppedWeights(NamedTuple):
+    """The weights that dropout keeps, and the f32 code of the factor of these."""
+
+    kept: np.ndarray  # booleans [rows, keys]
+    factor: np.ndarray
+
+
 def _joined(lanes: Sequence[Value], halves: bool) -> Value:
     first, second = ((0, 2), (1, 3)) if halves else ((0, 1), (2, 3))
     return (lanes[first[0]] + lanes[first[1]]) + (lanes[second[0]] + lanes[second[1]])
@@ -225,9 +281,26 @@ def _chain(start: Value, terms: Sequence[Value]) -> Value:
     return Value(lax.bitcast_convert_type(total, jnp.uint32))
 
 
+def _round_weights(kind: OnlineSoftmax, fmt: Format, p: Value, dropped: DroppedWeights | None) -> Array:
+    """Return weights in the operands' format, 0 for dropped ones."""
+    if dropped is None:
+        return convert(F32, fmt, p.codes)
+    factor = Value(jnp.asarray(dropped.factor))
+    if kind.drops == "rounded":
+        p, factor = (Value(convert(fmt, F32, convert(F32, fmt, x.codes))) for x in (p, factor))
+    return jnp.where(dropped.kept, convert(F32, fmt, (p if kind.drops == "last" else p * factor).codes), 0)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def block_softmax(
-    kind: OnlineSoftmax, fmt: Format, factors: Factors, scores: Array, seen: Array, bias: Array | None, state: RowState
+    kind: OnlineSoftmax,
+    fmt: Format,
+    factors: Factors,
+    scores: Array,
+    seen: Array,
+    bias: Array | None,
+    state: RowState,
+    dropped: DroppedWeights | None = None,
 ) -> BlockResult:
     """Compute the exponentials of a block's scores, and update the state of each row.
 
@@ -239,6 +312,7 @@ def block_softmax(
         seen: Number of keys of the block that a row sees, from the first one, int32 [rows, 1].
         bias: f32 codes [rows, keys], or None.
         state: The rows' state.
+        dropped: Dropout of the weights. The row's sum has the dropped ones too.
     """
     visible = jnp.arange(scores.shape[-1])[None] < seen
     s, factor = Value(scores), Value(jnp.asarray(factors.factor))
@@ -269,7 +343,7 @@ def block_softmax(
             first, *rest = _columns(Value(p.codes[:, start : start + WARP_COLUMNS]))
             lanes = _chain(first, rest).codes
             sums = sums + _joined([Value(lanes[:, i : i + 1]) for i in range(LANES)], kind.halves)
-    return BlockResult(RowState(largest, sums.codes), convert(F32, fmt, p.codes), decay.codes)
+    return BlockResult(RowState(largest, sums.codes), _round_weights(kind, fmt, p, dropped), decay.codes)
 
 
 @jax.jit
@@ -315,8 +389,11 @@ def finish_rows(
     if name == "efficient":
         lse = where(largest.codes == MINUS_INFINITY, 0.0, largest) / as_value(log2(e)) + logf(where(empty, 1.0, total))
     else:
-        logarithm = Value(lg2(total.codes)) * ln_2
-        lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm)
+        logarithm = Value(lg2(total.codes))
+        if name == ONE_QUERY:
+            lse = fma(logarithm, ln_2, largest * ln_2)
+        else:
+            lse = fma(largest, Value(jnp.asarray(scale)) if kind.raw_decay else ln_2, logarithm * ln_2)
         if name == "flash":
             lse = where(empty, as_value(MINUS_INFINITY if is_split else INFINITY), lse)
     return RowResult(found, lse.codes)
@@ -384,20 +461,6 @@ class FusedOperands(NamedTuple):
     bias: Array | None  # f32 codes [batch, key heads, heads of a group * queries, keys]
 
 
-class DroppedWeights(NamedTuple):
-    """The weights that dropout keeps, and the f32 code of the factor of these."""
-
-    kept: np.ndarray  # booleans [rows, keys]
-    factor: np.ndarray
-
-
-@partial(jax.jit, static_argnums=0)
-def _drop_rounded(fmt: Format, p: Array, kept: Array, factor: Array) -> Array:
-    """Multiply rounded weights by a rounded factor, as CUTLASS's kernel does in shared memory."""
-    rounded = Value(convert(fmt, F32, convert(F32, fmt, jnp.asarray(factor))))
-    return jnp.where(kept, convert(F32, fmt, (Value(convert(fmt, F32, p)) * rounded).codes), 0)
-
-
 def fused_forward(
     kernel: FusedKernel,
     fmt: Format,
@@ -451,7 +514,8 @@ def _forward_blocks(
     kind, (q, k, v, bias) = KERNELS[kernel.name], operands
     lead, rows, width = q.shape[:-1], limits.size, v.shape[-1]
     xp: Any = np if isinstance(q, np.ndarray) else jnp  # what NumPy moves needs no program
-    product = lambda a, b, c: xp.asarray(multiply_codes_by_rows(fmt, kernel.depth, a, b, c))
+    multiply = multiply_split_by_rows if fmt == F32 else partial(multiply_codes_by_rows, fmt, kernel.depth)
+    product = lambda a, b, c: xp.asarray(multiply(a, b, c))
     factors = softmax_factors(kernel.name, scale, bias is not None)
     state = RowState(xp.full((rows, 1), MINUS_INFINITY), xp.zeros((rows, 1 if kind.sums == "warps" else LANES), np.uint32))
     sums: Array = xp.zeros((rows, width), np.uint32)
@@ -466,16 +530,13 @@ def _forward_blocks(
         if bias is not None:
             own_bias = xp.pad(bias[..., start : start + kernel.keys], [pad[0], pad[1], (0, 0), pad[2]]).reshape(rows, kernel.keys)
         seen = (limits - start)[:, None]
-        state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, fixed=(kind, fmt))
-        if dropped is not None:
-            kept = np.pad(dropped.kept[:, start : start + kernel.keys], [(0, 0), pad[2]])
-            is_flash = kernel.name == "flash"
-            p = xp.where(kept, p, xp.zeros_like(p)) if is_flash else by_rows(_drop_rounded, p, kept, dropped.factor, fixed=(fmt,))
+        own = None if dropped is None else DroppedWeights(np.pad(dropped.kept[:, start : start + kernel.keys], pad[1:3]), dropped.factor)
+        state, p, decay = by_rows(block_softmax, factors, scores.reshape(rows, -1), seen, own_bias, state, own, fixed=(kind, fmt))
         running = xp.zeros_like(sums) if kernel.in_memory else by_rows(rescale, sums, decay, fixed=())
         found = product(p.reshape(*lead, kernel.keys), xp.swapaxes(own_v, -1, -2), running.reshape(*lead, width)).reshape(rows, width)
         if kernel.in_memory:
             flags = np.stack([np.full(rows, start == 0), of_tile <= start + kernel.keys, of_tile > start], axis=-1).astype(np.int32)
             found = by_rows(_add_in_memory, sums, found, decay, state.sums, flags, fixed=())
         sums = found
-    factor = dropped.factor if dropped is not None and kernel.name == "flash" else None
+    factor = dropped.factor if dropped is not None and kind.drops == "last" else None
     return by_rows(finish_rows, sums, state, factors.scale, factor, fixed=(kernel.name, kernel.splits > 1, kernel.in_memory))

@@ -28,26 +28,36 @@ _lock = Lock()
 def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Compute x·y + z in f32, rounded once.
 
-    A product of two f32 has 48 bits, which f64 holds exactly. Its sum with z is rounded to odd in f64, and a number of 53 bits that was
-    rounded to odd is rounded to 24 bits as the exact one is (Boldo and Melquiond, 2008).
+    A product of two f32 has 48 bits, which f64 holds exactly. Its sum with z in f64 is rounded to 24 bits as the exact sum is, unless it
+    lies halfway between two f32, or where these have fewer bits, at most at 2^-126; a sum that f32 rounds to zero is exact in f64. Such
+    sums are rounded to odd in f64: a number of 53 bits that was rounded to odd is rounded to 24 bits as the exact one is (Boldo and
+    Melquiond, 2008).
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        p, c = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
-        total = p + c
-        back = total - p
-        error = (p - (total - back)) + (c - back)
-        inexact = (error != 0) & np.isfinite(total)
-        if not inexact.any():
-            return total.astype(np.float32)
-        bits = np.asarray(total).view(np.int64)
-        step = np.where((error > 0) == (total > 0), 1, -1)
-        odd = np.where(inexact & ((bits & 1) == 0), bits + step, bits)
-        return odd.view(np.float64).astype(np.float32)
+        product = np.multiply(x, y, dtype=np.float64)
+        total = np.asarray(product + z)
+        found = total.astype(np.float32)
+        doubtful = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+        doubtful |= ((found.view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)) < 0x00800000
+        if doubtful.any():
+            shape = total.shape
+            p, c, near = np.broadcast_to(product, shape)[doubtful], np.broadcast_to(z, shape)[doubtful].astype(np.float64), total[doubtful]
+            found[doubtful] = _round_to_odd(p, c, near).astype(np.float32)
+        return found
+
+
+def _round_to_odd(p: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return p + c in f64, rounded to odd, from the sum that is rounded to nearest."""
+    back = total - p
+    error = (p - (total - back)) + (c - back)
+    bits = total.view(np.int64)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where((error != 0) & np.isfinite(total) & ((bits & 1) == 0), bits + step, bits).view(np.float64)
 
 
 FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {  # by the name of a function of f32 codes
     "add_f32": np.add,
-    "multiply_f32": np.multiply,
+    "product_f32": np.multiply,
     "divide_f32": np.divide,
     "root_f32": np.sqrt,
     "fma_f32": fma_f32,
@@ -61,7 +71,11 @@ def _call_floats(name: str, *codes: np.ndarray) -> np.ndarray:
     return np.where(invalid, NAN, result) if invalid.any() else result
 
 
-CALLS = {name: partial(_call_floats, name) for name in FLOAT_FUNCTIONS}
+def _less(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.less(np.asarray(x).view(F32), np.asarray(y).view(F32))
+
+
+CALLS = {name: partial(_call_floats, name) for name in FLOAT_FUNCTIONS} | {"less_f32": _less}
 
 
 def _by_jax(equation: JaxprEqn) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.lookup import resolve_arithmetic
-from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.engine.formats.number_formats import BF16, F16, F32, TF32, Format
 from tcemu.operations.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 
 TARGET = "sm_90a"
@@ -93,8 +93,8 @@ class KernelRow(NamedTuple):
 
 
 def tensor_core(call: TorchProduct, *, short: bool = False, residue: int | None = None) -> Steps:
-    """Return the unit of a kernel of tensor cores: instructions of 16 products, or of 8."""
-    fmt, depth = call.format, 8 if short else 16
+    """Return the unit of a kernel of tensor cores: instructions of 16 products, or of 8, as all of tf32."""
+    fmt, depth = (TF32, 8) if call.format == F32 else (call.format, 8 if short else 16)
     spelling = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{fmt}.{fmt}.f32"
     return Steps(resolve_arithmetic(spelling, TARGET).op, TARGET, residue=residue)
 
@@ -110,14 +110,26 @@ def nvjet(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrde
     tile_n, tile_m, of_n, of_m = (int(match[name]) for name in ("tile_n", "tile_m", "cluster_n", "cluster_m"))
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
     tiles = ceil_div(ceil_div(call.n, tile_n), of_n) * of_n * ceil_div(ceil_div(call.m, tile_m), of_m) * of_m
+    if blocks in FULL_GRIDS[of_n * of_m]:
+        raise NotModelled(f"{launch.name}: a grid of {blocks} blocks fills the GPU for any larger number of slices of {call}")
     if blocks % tiles:
         raise NotModelled(
             f"{launch.name}: {blocks} blocks are no multiple of the {tiles} output tiles of {call}, so its slices are not known"
         )
-    return SliceOrder(unit, Slices.even(call.k, blocks // tiles, NVJET_GRAIN))
+    return SliceOrder(unit, nvjet_slices(call.k, blocks // tiles, NVJET_GRAIN))
 
 
-NVJET_GRAIN = 64
+def nvjet_slices(k: int, count: int, grain: int) -> Slices:
+    """Return the slices of a kernel of nvjet; where the kernel's fault omits products at the end, without these."""
+    tail = k % NVJET_GRAIN
+    dropped = tail if grain == NVJET_GRAIN and tail and count > tail and k // NVJET_GRAIN % count == 0 else 0
+    return Slices.even(k, count, grain, dropped=dropped) if count > 1 else Slices.single(k)
+
+
+NVJET_GRAIN = 64  # elements of 16 bits in a tile of K
+# blocks that fill 132 multiprocessors, by the blocks of a cluster: a grid of them may compute more tiles than it has blocks, as 132 and 120
+# did (tests/gpu_runs/model_products.py)
+FULL_GRIDS = {1: (132,), 2: (132,), 4: (120, 128, 132), 8: (112, 120, 128)}
 
 
 def slices_of_grid(launch: Launch, call: TorchProduct) -> int:
@@ -157,6 +169,12 @@ def xmma_fma(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceO
     return SliceOrder(Lanes(), Slices.interleaved(call.k, count, int(match["tile"])) if count > 1 else Slices.single(call.k))
 
 
+def xmma_tf32(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    if slices_of_grid(launch, call) > 1:
+        raise NotModelled(f"{launch.name[:80]}: its grid {launch.grid} cuts K, for which no order was seen")
+    return SliceOrder(tensor_core(call), Slices.single(call.k))
+
+
 SMALL_N = 512  # elements of K of all slices between two ends of a chain
 
 
@@ -192,19 +210,38 @@ def vector_warps(match: re.Match[str], launch: Launch, call: TorchProduct) -> Sl
 
 
 LONGEST_VECTOR, LONGEST_DOT = 64, 16  # elements that a lane of gemvx takes at once, for rows and for columns of B
+SINGLE_LANES, SHORT_LANES = (4, 32), (4, 8)  # blocks whose lanes take single elements of rows, and of more than 8 in columns
 
 
 def vector_lanes(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
     count, lanes = slices_of_grid(launch, call), launch.block[match["transposed"] != "true"]
     slices = Slices.even(call.k, count, 1) if count > 1 else Slices.single(call.k)
     vector = ceil_div(ceil_div(call.k, count), lanes)
+    if count > 1 and call.format != F32:
+        raise NotModelled(f"{launch.name[:80]}: the order of a kernel for vectors in {call.format} that cuts K is not known")
     if match["transposed"] == "true":
         if count > 1:
             check_whole_k(launch, call)
-        vector = vector if match["short"] == "true" or vector <= LONGEST_DOT else 1
+        vector = vector if match["short"] == "true" or vector <= (8 if launch.block[:2] == SHORT_LANES else LONGEST_DOT) else 1
+    elif launch.block[:2] == SINGLE_LANES:
+        vector = 1
     elif launch.block[0] < 32:
         raise NotModelled(f"{launch.name[:80]}: a block of {launch.block} took K in two ways, and nothing in the name tells which")
     return SliceOrder(Lanes(lanes, min(LONGEST_VECTOR, vector)), slices)
+
+
+DOT_BLOCK, DOT_THREADS, MOST_DOT_BLOCKS = 256, 128, 4  # of dot_kernel: elements, threads, and blocks whose sums are added in turn
+
+
+def dot_blocks(match: re.Match[str], launch: Launch, call: TorchProduct) -> SliceOrder:
+    """Each thread adds two rounded products, threads join in halves, and another kernel adds the sums of the blocks."""
+    count = ceil_div(call.k, DOT_BLOCK)
+    if call.layout != "rc" or count > MOST_DOT_BLOCKS:
+        raise NotModelled(
+            f"{launch.name[:80]}: known are up to {MOST_DOT_BLOCKS * DOT_BLOCK} elements of K, contiguous in both operands (layout 'rc')"
+        )
+    unit = Lanes(DOT_THREADS, 2, fused=False)
+    return SliceOrder(unit, Slices.even(call.k, count, DOT_BLOCK) if count > 1 else Slices.single(call.k))
 
 
 LARGE_K_TILE = 8  # elements of K to a multiple of which the kernel for large K rounds slices up
@@ -226,6 +263,11 @@ def seen(found: int, tried: int, mended: str = "") -> str:
     return said + (f"; {mended} was mended on that run" if mended else "")
 
 
+SEEN_TF32 = (
+    "up to 8,192 words of each of 18 products of JAX 0.11.2 on an H200 (tests/gpu_runs/xla_programs.py), 0 different, and of 28 of other "
+    "shapes"
+)
+
 KERNELS = (
     _row(
         "nvjet",
@@ -238,6 +280,7 @@ KERNELS = (
         r"cutlass_\d+_(wmma_)?tensorop_((?P<output>bf16|f16)_)?s(?P<shape>1688|16816|161616)gemm_(bf16|f16)_\d+x\d+(_(?P<tile>\d+)x\d+)?_",
         cutlass, seen(531, 818, "the rounding before a bias"),
     ),
+    _row("CUTLASS tf32", r"cutlass_\d+_tensorop_((?P<output>f32)_)?s(?P<shape>1688)gemm_\d+x\d+_(?P<tile>\d+)x\d+_", cutlass, SEEN_TF32),
     _row("CUTLASS f32", r"cutlass_80_simt_sgemm_", simt, seen(283, 520)),
     _row(
         "XMMA f32", r"sm80_xmma_gemm_f32f32_f32f32_f32_.*tilesize\d+x\d+x(?P<tile>\d+)_.*_ffma_.*_execute_kernel",
@@ -245,6 +288,10 @@ KERNELS = (
     ),
     _row("XMMA", r"sm90_xmma_gemm_(bf16bf16_bf16|f16f16_f16)f32_f32_.*_execute_segment_k_off_kernel",
          lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), seen(6, 6)),
+    _row("XMMA tf32", r"sm90_xmma_gemm_f32f32_tf32f32_f32_.*_execute_segment_k_off_kernel",
+         lambda match, launch, call: SliceOrder(tensor_core(call), Slices.single(call.k)), SEEN_TF32),
+    _row("XMMA tf32, unaligned", r"sm80_xmma_gemm_f32f32_tf32f32_f32_.*_execute_kernel", xmma_tf32,
+         "found on one product of JAX 0.11.2 on an H200; 0 of 11,284 words of three others there different"),
     _row("gemmSN_NN", r"gemmSN_NN_kernel<float, \d+, (?P<slices>\d+), ", small_rows, seen(103, 203)),
     _row("gemmSN_TN", r"gemmSN_TN_kernel<float, 128, (?P<lanes>16), ", small_columns, seen(56, 152)),
     _row("gemv2T", r"gemv2T_kernel_val<.*?, 128, 16, (?P<unrolled>\d+), (?P=unrolled), ", vector_by_columns, seen(7, 13)),
@@ -255,13 +302,18 @@ KERNELS = (
         vector_lanes, seen(53, 150, "the dealing of K"),
     ),
     _row(
+        "dot_kernel", r"dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>", dot_blocks,
+        "found by probes of 7 products on an H200, that products are rounded by words; 0 of 108 words of 5 of them different there",
+    ),
+    _row(
         "sgemm_largek", r"sgemm_largek_lds64<", large_k,
         "found by probes of 18 products on an H200, and 0 of 256 words of each different there",
     ),
 )  # fmt: skip
 REDUCTION = r"splitKreduce_kernel<([^,]*, ){8}(?P<total>[^,]*), "  # `total`: the type to which the total is rounded before a bias
 IN_KERNEL, CLEARED = r"_execute_split_k_kernel", r"memset|Memset"
-BESIDE = r"memcpy|Memcpy|at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"  # copies, additions and clearing by other kernels
+# copies, additions and clearing by other kernels, and the second kernel of dot_kernel
+BESIDE = r"memcpy|Memcpy|reduce_1Block_kernel<float, 128, |at::native::|cublasLt::epilogue::|scal(_64addr)?_kernel<"
 
 
 # ---- from launches to the order
@@ -315,7 +367,7 @@ def order_of_kernels(launches: Sequence[Launch], call: TorchProduct) -> ProductO
     epilogue = Epilogue(between=call.format if rounded_before and call.addend is not None else None)
     bias = None if call.addend is None or addend_first else f"{call.format} {call.addend}"
     conditions = Conditions(call.m, call.n, library="torch", layout=call.layout, bias=bias, evidence=row.evidence)
-    factors = F32 if isinstance(order.unit, Lanes) else call.format
+    factors = F32 if isinstance(order.unit, Lanes) else order.unit.op.a
     recipe = KernelRecipe(factors, factors, call.format, order.unit, order.slices, merge, epilogue, conditions)
     return ProductOrder(recipe, addend_first, row.name, row.evidence)
 

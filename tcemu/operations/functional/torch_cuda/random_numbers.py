@@ -11,6 +11,7 @@ CUDA 13.0, curand_philox4x32_x.h and curand_uniform.h. Held to words of PyTorch 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,9 +89,12 @@ def count_threads(elements: int, gpu: str) -> int:
     return THREADS * min(processors * (threads // THREADS), -(-elements // THREADS))
 
 
-def launch_step(elements: int, gpu: str) -> int:
-    """Return by how much a launch over some elements moves the generator's offset. Nothing is launched for no elements."""
-    return -(-elements // max(count_threads(elements, gpu) * WORDS, 1)) * WORDS
+def launch_step(elements: int, gpu: str, each: int = WORDS) -> int:
+    """Return by how much a launch over some elements moves the generator's offset; each: elements that four words make.
+
+    Nothing is launched for no elements.
+    """
+    return -(-elements // max(count_threads(elements, gpu) * each, 1)) * WORDS
 
 
 def philox_words(seed: int, offset: int, threads: int) -> np.ndarray:
@@ -103,6 +107,25 @@ def to_uniform(words: np.ndarray) -> np.ndarray:
     return words.astype(F32) * F32(2.0**-32) + F32(2.0**-33)
 
 
+def draw_elements(
+    seed: int, offset: int, elements: int, transform: Callable[[np.ndarray], np.ndarray], *, each: int = WORDS, gpu: str = "H200"
+) -> np.ndarray:
+    """Return the number of each element by a launch whose threads take single elements, a launch's width apart.
+
+    Args:
+        seed: The generator's seed.
+        offset: Its offset.
+        elements: Number of elements, in the order in which the kernel counts them.
+        transform: Makes numbers [threads, each] of words uint32 [threads, 4].
+        each: Numbers that four words make: 4, or 2 of 64 bits.
+        gpu: "H100" or "H200".
+    """
+    threads = count_threads(elements, gpu)
+    calls = -(-elements // max(threads * each, 1))
+    found = [transform(philox_words(seed, offset + WORDS * i, threads)).T.reshape(-1) for i in range(calls)]
+    return np.concatenate(found or [transform(np.zeros((0, WORDS), np.uint32)).reshape(-1)])[:elements]
+
+
 def uniform_numbers(seed: int, offset: int, elements: int, *, vector: int = 1, gpu: str = "H200") -> np.ndarray:
     """Return the number of each element, f32.
 
@@ -113,14 +136,10 @@ def uniform_numbers(seed: int, offset: int, elements: int, *, vector: int = 1, g
         vector: Neighbours that a thread takes at a time; 1: single elements, the four of a call a launch's width apart.
         gpu: "H100" or "H200".
     """
-    threads, found = count_threads(elements, gpu), []
-    each = max(threads * (WORDS if vector == 1 else vector), 1)  # elements of one iteration
-    for _ in range(0, elements, each):
-        if vector == 1:
-            found.append(to_uniform(philox_words(seed, offset, threads)).T.reshape(-1))
-            offset += WORDS
-            continue
-        calls = -(-vector // WORDS)
+    if vector == 1:
+        return draw_elements(seed, offset, elements, to_uniform, gpu=gpu)
+    threads, calls, found = count_threads(elements, gpu), -(-vector // WORDS), []
+    for _ in range(0, elements, max(threads * vector, 1)):
         parts = [to_uniform(philox_words(seed, offset + WORDS * i, threads)) for i in range(calls)]
         found.append(np.concatenate(parts, axis=-1)[:, :vector].reshape(-1))
         offset += WORDS * calls
@@ -175,12 +194,13 @@ class AttentionDropout(NamedTuple):
     offset: int
 
 
-FLASH_ROUNDS = 7  # of Philox in FlashAttention 2
+FUSED_ROUNDS = 7  # of Philox in FlashAttention 2 and cuDNN
 FLASH_TILE = (16, 32)  # rows and columns of which 32 threads each take 16 bytes of one counter
+CUDNN_TILE, CUDNN_LANES = 16, 8  # rows and columns of a tile of cuDNN; its columns that take numbers of one counter
 
 
 def attention_step(name: str, shape: tuple[int, int, int, int]) -> int:
-    """Return by how much a fused kernel moves the generator's offset. shape: batch, heads, queries and keys."""
+    """Return by how much PyTorch moves the generator's offset for a fused kernel. shape: batch, heads, queries and keys."""
     batch, heads, queries, keys = shape
     return batch * heads * (32 if name == "flash" else queries * keys)
 
@@ -189,10 +209,11 @@ def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, 
     """Return which weights a fused kernel keeps.
 
     CUTLASS's kernel takes a number for each weight, in the order of memory. FlashAttention 2 compares bytes, whose counter has the tile's
-    row and column, and the thread of a warp.
+    row and column, and the thread of a warp. cuDNN compares halves of words, whose counter has the head and the column modulo 8, and the
+    number of a tile of 16 x 16 weights, column by column: rows r, r + 2, r + 4 and r + 6 of 8 share a number.
 
     Args:
-        name: "flash" or "efficient".
+        name: "cudnn", "flash" or "efficient".
         dropout: The probability and the generator's state.
         shape: Batch, heads, queries and keys.
 
@@ -210,17 +231,23 @@ def attention_mask(name: str, dropout: AttentionDropout, shape: tuple[int, int, 
         counters = np.arange(dropout.offset // WORDS, dropout.offset // WORDS + -(-count // WORDS), dtype=np.uint64)
         numbers = to_uniform(_philox_of_counters(counters, np.zeros(1, np.uint64), dropout.seed, ROUNDS)).reshape(-1)[:count]
         return (numbers > F32(dropout.probability)).reshape(shape)
-    if name != "flash":
-        raise NotModelled(
-            f"{name}: dropout_p={dropout.probability} has no rule: which numbers its kernel takes is not known; sdpa_kernel can choose "
-            "FlashAttention 2 or the memory-efficient kernel (torch_cuda/random_numbers.py)"
-        )
+    if name == "cudnn":
+        rows, columns = -(-queries // CUDNN_TILE), -(-keys // CUDNN_TILE)
+        heads_first = dropout.offset // WORDS + CUDNN_LANES * np.arange(batch * heads, dtype=np.uint64)
+        counters = heads_first[:, None, None, None] + np.arange(CUDNN_LANES, dtype=np.uint64)
+        tiles = np.arange(rows, dtype=np.uint64)[:, None] + np.arange(columns, dtype=np.uint64) * np.uint64(rows)
+        words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FUSED_ROUNDS)
+        # half of a word: half of the rows, half of the columns, and whether the row is odd
+        parts = np.ascontiguousarray(words).view(np.uint16).reshape(batch * heads, rows, columns, CUDNN_LANES, 2, 2, 2)
+        parts = np.repeat(parts.transpose(0, 1, 4, 6, 2, 5, 3)[:, :, :, None], 4, axis=3)
+        laid = parts.reshape(batch, heads, rows * CUDNN_TILE, columns * CUDNN_TILE)[:, :, :queries, :keys]
+        return laid <= (1.0 - dropout.probability) * (1 << 16)
     high, wide = FLASH_TILE
     rows, columns = -(-queries // high), -(-keys // wide)
     first = dropout.offset + 32 * np.arange(batch * heads, dtype=np.uint64)
     counters = first[:, None, None, None] + np.arange(32, dtype=np.uint64)
     tiles = np.arange(rows, dtype=np.uint64)[:, None] | np.arange(columns, dtype=np.uint64) << np.uint64(32)
-    words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FLASH_ROUNDS)  # [heads, rows, columns, 32, 4]
+    words = _philox_of_counters(counters, tiles[None, :, :, None], dropout.seed, FUSED_ROUNDS)  # [heads, rows, columns, 32, 4]
     parts = np.ascontiguousarray(words).view(np.uint8)
     # lane: row of 8, pair of columns; byte: half of the columns, 8 columns of it, half of the rows, column of the pair
     parts = parts.reshape(batch * heads, rows, columns, 8, 4, 2, 2, 2, 2).transpose(0, 1, 7, 3, 2, 5, 6, 4, 8)

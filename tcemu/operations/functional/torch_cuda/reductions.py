@@ -13,7 +13,7 @@ from jax.core import Tracer
 from tcemu.engine.arithmetic.f32_arithmetic import add_f32, fma_f32, is_nan_f32, less_f32
 from tcemu.engine.arithmetic.special_functions import INFINITY, MAGNITUDE, NAN, SIGN
 from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Node, Turn, evaluate
-from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, multiply_codes, where
+from tcemu.operations.functional.torch_cuda.device_functions import Value, fma, product_f32, where
 from tcemu.operations.products.library.kernel_sums import CodeSums
 
 ONE = np.uint32(0x3F800000)
@@ -55,7 +55,7 @@ REDUCTIONS = {
     "sum by device": Reduction(ZERO, SIGN, add_by_device, add_by_device),
     "squares": Reduction(ZERO, ZERO, lambda total, x: fma_f32(x, x, total), add_f32),
     "products": Reduction(ZERO, ZERO, lambda total, pair: fma_f32(*pair, total), add_f32),  # of two operands
-    "product": Reduction(ONE, ONE, multiply_codes, multiply_codes),
+    "product": Reduction(ONE, ONE, product_f32, product_f32),
     "sizes": Reduction(ZERO, ZERO, lambda total, x: add_f32(total, x & MAGNITUDE), add_f32),
     "largest size": Reduction(ZERO, ZERO, lambda total, x: _largest(total, x & MAGNITUDE), _largest),
     "largest": Reduction(SIGN | INFINITY, SIGN | INFINITY, _largest, _largest),
