@@ -20,7 +20,7 @@ import warnings
 
 import numpy as np
 import torch
-from dropout_and_convolutions import DEVICE, kernel_names, normals, offset, raw, spread
+from dropout_words import DEVICE, kernel_names, normals, offset, raw, spread
 
 START, LIMIT = time.time(), float(os.environ.get("LIMIT_S", "80"))
 A = torch.ops.aten

@@ -231,6 +231,76 @@ def train(batch, tokens, autocast=None, optimizer="AdamW", steps=1, seed=None, i
     return run
 
 
+# ---- blocks of convolutions
+
+
+class Block(torch.nn.Module):
+    """Layers in turn, and a shortcut where their result has the shape of what comes in."""
+
+    def __init__(self, *layers, shortcut=False):
+        super().__init__()
+        self.layers, self.shortcut = torch.nn.Sequential(*layers), shortcut
+
+    def forward(self, x):
+        return self.layers(x) + x if self.shortcut else self.layers(x)
+
+
+class ChannelsInside(torch.nn.Module):
+    """Layers that take channels as the last axis."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def bottleneck(channels, inner):
+    conv, relu = torch.nn.Conv2d, torch.nn.ReLU
+    return Block(conv(channels, inner, 1), relu(), conv(inner, inner, 3, 1, 1), relu(), conv(inner, channels, 1), shortcut=True)
+
+
+def convnext(channels):
+    norm, linear = torch.nn.LayerNorm(channels), torch.nn.Linear
+    inside = ChannelsInside(norm, linear(channels, 4 * channels), torch.nn.GELU(), linear(4 * channels, channels))
+    block = Block(torch.nn.Conv2d(channels, channels, 7, 1, 3, groups=channels), inside, shortcut=True)
+    return Block(torch.nn.Conv2d(3, channels, 4, 4), block, torch.nn.Conv2d(channels, 2 * channels, 2, 2))
+
+
+def patches(width, size):
+    return Block(torch.nn.Conv2d(3, width, size, size), torch.nn.Flatten(2))
+
+
+def sound(bands, width):
+    conv, gelu = torch.nn.Conv1d, torch.nn.GELU
+    return Block(conv(bands, width, 3, padding=1), gelu(), conv(width, width, 3, 2, 1), gelu())
+
+
+def blocks(shape, dtype, trained=False, last=False):
+    """Run a block on drawn values; trained: with the gradients of a mean squared error."""
+
+    def run(model, device):
+        layout = {"memory_format": torch.channels_last} if last else {}
+        model.to(**layout)
+        x = uniform(generator(3), shape).to(dtype).to(device, **layout)
+        if not trained:
+            with torch.no_grad():
+                return model(x)
+        y = model(x)
+        loss = torch.nn.functional.mse_loss(y, uniform(generator(4), y.shape).to(dtype).to(device, **(layout if y.ndim == 4 else {})))
+        loss.backward()
+        return loss
+
+    return run
+
+
+BLOCKS = {  # block, shape, whether channels may lie last
+    "resnet": (lambda: bottleneck(256, 64), (1, 256, 56, 56), True),
+    "convnext": (lambda: convnext(96), (1, 3, 224, 224), True),
+    "patches": (lambda: patches(768, 16), (2, 3, 224, 224), True),
+    "sound": (lambda: sound(80, 384), (1, 80, 3000), False),
+}
 NO_DROPOUT = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
 
 
@@ -348,11 +418,22 @@ CASES = {  # model, attention, dtype, sizes, run
 }  # fmt: skip
 
 
+CASES |= {
+    f"{name}_{short}{'_train' * trained}{'_last' * last}": (make_block, None, dtype, {}, blocks(shape, dtype, trained, last))
+    for name, (make_block, shape, may_lie_last) in BLOCKS.items()
+    for short, dtype in (("f32", F32), ("bf16", BF16), ("f16", F16))
+    for trained in (False, True)
+    for last in (False, True)[: 1 + may_lie_last]
+}
+
+
 def make(name, device):
     kind, attention, dtype, sizes, run = CASES[name]
-    if "attn_pdrop" not in sizes and kind[0] == "GPT2LMHeadModel":
+    if "attn_pdrop" not in sizes and not callable(kind) and kind[0] == "GPT2LMHeadModel":
         sizes = {**sizes, **NO_DROPOUT}
-    if kind is MINILM:
+    if callable(kind):
+        model = fill(kind(), dtype, device)
+    elif kind is MINILM:
         model = minilm(attention, dtype, device)
     else:
         vocabulary = {} if kind is VIT else {"vocab_size": 320}

@@ -42,6 +42,7 @@ ONLY_HELP = {
     "replay_proposals",
     "several_gpus",
     "special_function_sweep",
+    "torch_convolution_rules",
     "torch_product_proposals",
     "torch_product_rules",
 }

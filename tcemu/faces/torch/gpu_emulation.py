@@ -30,6 +30,7 @@ from tcemu.uses.replay.aten_operations import (
     ALIGNED,
     ALIGNMENT,
     BY_RULE,
+    CHANNELS_LAST,
     COPIED,
     EXACT_RESULT,
     GPUS,
@@ -392,6 +393,9 @@ class GpuEmulation:
                 empty[i] = _write_result(out, found, bool(outs))
             elif not outs:
                 empty[i] = None
+        if answer.memory_format is not None and empty[0] is not None:
+            last = torch.channels_last if empty[0].ndim == 4 else torch.channels_last_3d
+            empty[0] = empty[0].contiguous(memory_format=last if answer.memory_format == CHANNELS_LAST else torch.contiguous_format)
         if not func._schema.returns:
             return answer, None
         if outs:

@@ -49,6 +49,7 @@ F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np
 FLOATS = (BF16, F16, F32)
 PLACEMENT = ("layout", "device", "pin_memory", "memory_format", "non_blocking")  # arguments that change no bits
 GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels last"
 MEASURED, BY_RULE, EXACT_RESULT, NOT_KNOWN = "measured", "by rule", "exact", "not known"
 ROWS_ALIKE = 8  # rows after which a row begins at the same place in a vector again
 CHUNK = 1 << 16  # elements that a formula takes at once, so that they stay in the cache
@@ -86,6 +87,7 @@ class Answer(NamedTuple):
         updates: New values of arguments to which the operator writes without saying so in its schema, by name.
         states: Seeds and offsets of random numbers among the results behind those of `results`, by number. Others are 0.
         recipe: The order of a product.
+        memory_format: How the first result lies, where PyTorch's tensors without memory say otherwise: CONTIGUOUS or CHANNELS_LAST.
         open_results: Why the GPU leaves the bits of some results open, by their numbers: these are one of the results that it may give.
     """
 
@@ -95,6 +97,7 @@ class Answer(NamedTuple):
     updates: Mapping[str, np.ndarray] = MappingProxyType({})
     states: Mapping[int, np.ndarray] = MappingProxyType({})
     recipe: KernelRecipe | None = None
+    memory_format: str | None = None
     open_results: Mapping[int, str] = MappingProxyType({})
 
 
@@ -833,7 +836,8 @@ def _mse_loss(call: Call) -> Answer:
 
 def _mse_loss_backward(call: Call) -> Answer:
     operands = [np.ascontiguousarray(call[name]) for name in ("grad_output", "self", "target")]
-    return Answer((call_by_numpy(losses.mse_loss_backward, *operands, REDUCTIONS[call["reduction"]]),), "mse_loss_backward", CENSUS)
+    found = call_by_numpy(losses.mse_loss_backward, *operands, REDUCTIONS[call["reduction"]])
+    return Answer((found,), "mse_loss_backward", CENSUS, memory_format=CONTIGUOUS)
 
 
 def _embedding_backward(call: Call) -> Answer:
@@ -952,15 +956,61 @@ def _product(call: Call, left: str, right: str) -> Answer:
     return Answer((found,), f"{choice.kernels}, {choice.recipe.slices}", Evidence(status, choice.evidence), recipe=choice.recipe)
 
 
+def lies_channels_last(x: np.ndarray) -> bool:
+    """Return whether PyTorch suggests channels last for a tensor of two or three further axes.
+
+    Source: PyTorch 2.11.0, c10/core/MemoryFormat.h (`is_channels_last_strides_2d_s4` and `_3d_s5`).
+    """
+    if x.ndim not in (4, 5) or not x.size or not x.strides[1]:
+        return False
+    least = 0
+    for axis in (1, *range(x.ndim - 1, 1, -1), 0):
+        if x.strides[axis] < least or (axis == 0 and least == x.strides[1]):
+            return False
+        least = x.strides[axis] * max(1, x.shape[axis])
+    return True
+
+
+def _convolution_options(call: Call, x: np.ndarray, weight: np.ndarray) -> dict[str, Any]:
+    """Return what `torch_convolutions` takes besides the operands. cuDNN gets copies of operands that lie otherwise."""
+    axes = weight.ndim - 2
+    names = ("stride", "padding", "dilation", "output_padding")
+    options: dict[str, Any] = {name: tuple(call[name]) * (axes if len(call[name]) == 1 else 1) for name in names}
+    last = lies_channels_last(x) or lies_channels_last(weight)
+    options |= {"groups": call["groups"], "transposed": bool(call["transposed"]), "channels_last": last, "tf32": call.tf32}
+    return options | {"gpu": call.gpu, "library": call.library}
+
+
+def _convolution_evidence(choices: Sequence[torch_convolutions.ConvolutionChoice]) -> tuple[str, Evidence]:
+    kernels = "; ".join(
+        f"{choice.call.direction}: {choice.kernels}" + ("" if choice.order is None else f", {choice.order}") for choice in choices
+    )
+    recorded = all(choice.source == torch_convolutions.RECORDED for choice in choices)
+    return kernels, Evidence(MEASURED if recorded else BY_RULE, "; ".join(dict.fromkeys(choice.evidence for choice in choices)))
+
+
 def _convolution(call: Call) -> Answer:
-    _requires(call, transposed=False)
     x, weight = call["input"], call["weight"]
-    _contiguous(call, x, weight)  # of others cuDNN may take kernels for channels that lie last
-    axes = len(weight.shape) - 2
-    facts = {name: tuple(call[name]) * (axes if len(call[name]) == 1 else 1) for name in ("stride", "padding", "dilation")}
-    found = torch_convolutions.convolution(x, weight, call["bias"], **facts, groups=call["groups"], tf32=call.tf32)
-    text = "H200: equal in 39 convolutions of three dtypes, as far as a rule tells the kernel (replay/torch_convolutions.py)"
-    return Answer((np.asarray(found),), f"convolution of {math.prod(weight.shape[1:])} products", Evidence(BY_RULE, text))
+    options = _convolution_options(call, x, weight)
+    found, choices = torch_convolutions.convolution(x, weight, call["bias"], **options)
+    return Answer((found,), *_convolution_evidence(choices), memory_format=CHANNELS_LAST if options["channels_last"] else None)
+
+
+def _convolution_backward(call: Call) -> Answer:
+    """Compute gradients of input, weight and bias; the last one is a sum over batch and places."""
+    grad, x, weight = call["grad_output"], call["input"], call["weight"]
+    of_input, of_weight, of_bias = call["output_mask"]
+    options = _convolution_options(call, x, weight)
+    *found, choices = torch_convolutions.convolution_gradients(grad, x, weight, **options, requested=(of_input, of_weight))
+    kernel, evidence = _convolution_evidence(choices)
+    of_bias_ = None
+    if of_bias:
+        axes = [0, *range(2, grad.ndim)]
+        summed = replace(call, name="sum", arguments={"self": grad, "dim": axes, "keepdim": False, "dtype": None}, dtypes=(grad.dtype,))
+        answer = _reduce("sum")(summed)
+        of_bias_, kernel = answer.results[0], "; ".join(filter(None, (kernel, f"gradient of the bias: {answer.kernel}")))
+        evidence = evidence if choices else answer.evidence
+    return Answer((*found, of_bias_), kernel, evidence)
 
 
 def _grouped_mm(call: Call) -> Answer:
@@ -1162,6 +1212,10 @@ OPERATIONS: dict[str, Operation] = {
     ),
     **{name: Operation("self, other", _function("self other", evidence=PAIRS)) for name in ("atan2", "fmod", "remainder", "logaddexp")},
     "convolution": Operation("input, weight, bias, stride, padding, dilation, transposed, output_padding, groups", _convolution),
+    "convolution_backward": Operation(
+        "grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask",
+        _convolution_backward,
+    ),
     "_grouped_mm": Operation("self, mat2, offs=None, bias=None, out_dtype=None", _grouped_mm),
     **{name: Operation("self, mat2", partial(_product, left="self", right="mat2")) for name in ("mm", "bmm")},
     "addmm": Operation("self, mat1, mat2, beta=1, alpha=1", partial(_product, left="mat1", right="mat2")),

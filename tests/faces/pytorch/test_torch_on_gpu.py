@@ -416,8 +416,8 @@ def test_draws_of_torch_have_the_words_of_an_h200():
 
 @pytest.mark.parametrize("shape", ["7x9", pytest.param("20", marks=pytest.mark.full), pytest.param("3x5x64x31", marks=pytest.mark.full)])
 def test_forms_of_dropout_have_the_words_of_an_h200(shape):
-    """tests/gpu_runs/dropout_and_convolutions.py, run within the block, with a probability of 0.35."""
-    script = load_script("dropout_and_convolutions")
+    """tests/gpu_runs/dropout_words.py, run within the block, with a probability of 0.35."""
+    script = load_script("dropout_words")
     recorded = json.loads(lzma.decompress((ROOT / "tests/golden/torch_random_h200.json.xz").read_bytes()))["forms"]
     found = {}
     with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200") as emulated:

@@ -130,7 +130,7 @@ def normals(key, dtype, *shapes):
 
 
 def spread(y, most=1024):
-    """Words at evenly spread places, as tests/gpu_runs/dropout_and_convolutions.py takes them."""
+    """Words at evenly spread places, as tests/gpu_runs/dropout_words.py takes them."""
     words = np.ascontiguousarray(y).reshape(-1).view(f"i{np.asarray(y).dtype.itemsize}")
     return words[np.unique(np.linspace(0, words.size - 1, min(words.size, most)).astype(np.int64))]
 

@@ -1,12 +1,9 @@
-"""Words of PyTorch's dropout, convolutions and cuDNN's attention with one query on a GPU.
+"""Words of PyTorch's dropout and cuDNN's attention with one query on a GPU.
 
-    python dropout_and_convolutions.py OUT dropout|attention|convolutions
-
-TF32=0 in the environment makes it record convolutions of float32 alone, without TF32.
+    python dropout_words.py OUT dropout|attention
 
 dropout: results, masks and the generator's offset after each call of dropout in its forms. attention: masks of attention's dropout by
-backend, of which values of one show each element; one query of cuDNN, and pairs of keys that show its order. convolutions: kernels, and
-words of forwards and gradients, and for each new kernel which terms lie outside the least subtree of two terms.
+backend, of which values of one show each element; one query of cuDNN, and pairs of keys that show its order.
 """
 
 import json
@@ -263,101 +260,6 @@ def record_attention(out):
     print(len(kept), "arrays of attention", [f"{k} {kept[k]}" for k in kept if k.endswith("error")][:6], round(time.time() - START, 1), "s")
 
 
-# ---- convolutions: (x, weight, stride, padding, dilation, groups)
-
-
-def convolutions():
-    for width in (192, 384, 512, 640, 768, 1024, 1280):
-        yield (1, 3, 224, 224), (width, 3, 16, 16), 16, 0, 1, 1
-    for width in (384, 768, 1024, 1152):
-        yield (1, 3, 224, 224), (width, 3, 14, 14), 14, 0, 1, 1
-    yield from (((2, 3, 224, 224), (768, 3, 16, 16), 16, 0, 1, 1), ((8, 3, 224, 224), (384, 3, 16, 16), 16, 0, 1, 1))
-    yield from (((1, 3, 224, 224), (768, 3, 32, 32), 32, 0, 1, 1), ((2, 3, 32, 32), (64, 3, 4, 4), 4, 0, 1, 1))
-    yield from (((2, 3, 64, 64), (128, 3, 8, 8), 8, 0, 1, 1), ((4, 3, 56, 56), (256, 3, 8, 8), 8, 0, 1, 1))
-    yield from (((1, 80, 3000), (384, 80, 3), 1, 1, 1, 1), ((1, 384, 3000), (384, 384, 3), 2, 1, 1, 1))
-    yield from (((1, 1, 16000), (512, 1, 10), 5, 0, 1, 1), ((1, 512, 3199), (512, 512, 3), 2, 0, 1, 1))
-    yield from (((1, 3, 224, 224), (64, 3, 7, 7), 2, 3, 1, 1), ((1, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1, 1))
-    yield from (((1, 64, 56, 56), (256, 64, 1, 1), 1, 0, 1, 1), ((1, 256, 56, 56), (64, 256, 1, 1), 1, 0, 1, 1))
-    yield from (((1, 128, 56, 56), (128, 128, 3, 3), 2, 1, 1, 1), ((1, 512, 7, 7), (512, 512, 3, 3), 1, 1, 1, 1))
-    yield from (((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1, 1), ((8, 256, 14, 14), (256, 256, 3, 3), 1, 1, 1, 1))
-    yield from (((1, 96, 56, 56), (96, 1, 7, 7), 1, 3, 1, 96), ((1, 256, 100), (256, 1, 4), 1, 3, 1, 256))
-    yield from (((1, 4, 64, 64), (320, 4, 3, 3), 1, 1, 1, 1), ((1, 320, 64, 64), (320, 320, 3, 3), 1, 1, 1, 1))
-    yield from (((1, 32, 40, 40), (48, 32, 3, 3), 1, 2, 2, 1), ((1, 32, 40, 40), (64, 16, 3, 3), 1, 1, 1, 2))
-    yield from (
-        ((64, 3, 2, 14, 14), (1280, 3, 2, 14, 14), (2, 14, 14), 0, 1, 1),
-        ((1, 3, 8, 64, 64), (768, 3, 2, 16, 16), (2, 16, 16), 0, 1, 1),
-    )
-    yield from (((1, 16, 8, 20, 20), (32, 16, 3, 3, 3), 1, 1, 1, 1), ((2, 8, 50), (16, 8, 5), 1, 2, 1, 1))
-
-
-def convolve(c, x, w, b=None):
-    f = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.ndim]
-    return f(x, w, b, c[2], c[3], c[4], c[5])
-
-
-def gradients(c, x, w, g):
-    n = x.ndim - 2
-    wide = lambda v: list(v) if isinstance(v, tuple) else [v] * n
-    return A.convolution_backward(g, x, w, None, wide(c[2]), wide(c[3]), wide(c[4]), False, [0] * n, c[5], [True, True, False])
-
-
-def convolution_order(c, dtype):
-    """Terms left outside the least subtree of taps i and j of one output, whose number is c * taps + tap."""
-    shape = c[1]
-    depth = int(np.prod(shape[1:]))
-    window = int(np.prod(shape[2:]))
-    unit, big = (2.0**-12, 2.0**15) if dtype == "float16" else (1.0, 2.0**60)
-    firsts = dict.fromkeys((0, 1, 2, 3, 8, 15, 16, window, window + 1, 8 * window, 16 * window, 32 * window, depth // 2, depth - 1))
-    firsts = [i for i in firsts if i < depth][:10]
-    wanted = (*range(0, 40), *(i * window for i in range(0, 72)), *range(0, depth, max(1, depth // 128)), depth - 1)
-    js = [j for j in dict.fromkeys(wanted) if j < depth][: max(256, shape[0])]
-    x = torch.full(c[0], unit, device=DEVICE, dtype=DT[dtype])
-    rows = []
-    for i in firsts:
-        row = []
-        for start in range(0, len(js), shape[0]):
-            part = torch.tensor(js[start : start + shape[0]], device=DEVICE)
-            w = torch.full((shape[0], depth), unit, device=DEVICE)
-            w[:, i] = big
-            w[torch.arange(len(part), device=DEVICE), part] = -big
-            y = convolve(c, x, w.reshape(shape).to(DT[dtype]))[0]
-            middle = y.reshape(shape[0], *y.shape[1:])[(slice(None), *(n // 2 for n in y.shape[1:]))]
-            row += (middle.float()[: len(part)] / unit**2).tolist()
-        rows.append(row)
-    return {"first": firsts, "js": js, "counts": np.array(rows, np.float32)}
-
-
-def record_convolutions(out):
-    torch.backends.cudnn.allow_tf32 = with_tf32 = os.environ.get("TF32", "1") == "1"  # True is PyTorch's default
-    kept, seen = {}, set()
-    for dtype in DT if with_tf32 else ("float32",):
-        for c in convolutions():
-            name = f"{dtype}|{c}"
-
-            def words(c=c, dtype=dtype):
-                x, w, b = normals(f"conv{c}", dtype, c[0], c[1], c[1][:1])
-                w = w * float(np.prod(c[1][1:])) ** -0.5
-                y = convolve(c, x, w)
-                found = {"y": spread(y), "biased": spread(convolve(c, x, w, b), 256), "shape": y.shape}
-                found["kernels"] = json.dumps(kernel_names(lambda: convolve(c, x, w)))
-                (g,) = normals(f"grad{c}", dtype, tuple(y.shape))
-                dx, dw, _ = gradients(c, x, w, g)
-                again = gradients(c, x, w, g)
-                found |= {"dx": spread(dx, 512), "dw": spread(dw, 512), "repeats": [torch.equal(dx, again[0]), torch.equal(dw, again[1])]}
-                found["kernels_gradients"] = json.dumps(kernel_names(lambda: gradients(c, x, w, g)))
-                return found
-
-            attempt(kept, name, words)
-            kernels = str(kept.get(f"{name}#kernels"))
-            if kernels not in seen and time.time() - START < LIMIT and c[5] == 1:
-                seen.add(kernels)
-                attempt(kept, f"order|{name}", lambda c=c, dtype=dtype: convolution_order(c, dtype))
-    np.savez_compressed(f"{out}/convolutions{'' if with_tf32 else '_ieee'}.npz", **kept)
-    print(
-        len(kept), "arrays of convolutions", [f"{k} {kept[k]}" for k in kept if k.endswith("error")][:6], round(time.time() - START, 1), "s"
-    )
-
-
 if __name__ == "__main__":
     Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
-    {"dropout": record_dropout, "attention": record_attention, "convolutions": record_convolutions}[sys.argv[2]](sys.argv[1])
+    {"dropout": record_dropout, "attention": record_attention}[sys.argv[2]](sys.argv[1])
