@@ -13,6 +13,7 @@ Source: cublasLt.h of cuBLAS 13.1 (cublasLtMatmulStages_t, cublasLtReductionSche
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,10 +136,8 @@ def list_proposals() -> Proposals:
 ORDERS_FILE = Path(__file__).parent / "torch_product_proposals.json.xz"
 ORDERS_KIND, ORDERS_VERSION = "tcemu torch product proposals", 1
 ORDERS_FIELDS = ("gpu", "library", "date", "launched", "orders", "curves")
-NOT_ASKED: list = []  # in place of an order: cuBLASLt was not asked
+NOT_ASKED = ()  # in place of an order: cuBLASLt was not asked
 NOT_TOLD = ["not told"]  # in place of an order: it proposed a kernel whose order a proposal does not tell
-
-
 LONG_K, TOKEN_STEP = 42 * 64, 8  # K from which gradients of weights were asked about at multiples of so many tokens
 
 
@@ -152,7 +151,7 @@ class ProposedOrders(NamedTuple):
     orders: list[list]  # by their short names, as in the trees of `torch_products`
     curves: dict[tuple[str, int, int], list[int]]  # by a product's form and two of its sizes: first tokens and order of each run
 
-    def find(self, form: str, m: int, n: int, k: int) -> list:
+    def find(self, form: str, m: int, n: int, k: int) -> Sequence[Any]:
         """Return the short name of the order for a product, `NOT_ASKED` or `NOT_TOLD`.
 
         The tokens are the rows of A; in a gradient of a weight, whose A lies transposed in memory, they are K.
