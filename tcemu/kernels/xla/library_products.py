@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,16 +64,23 @@ def read_profile(folder: str | Path) -> dict[str, dict[str, list[Launch]]]:
         raise FileNotFoundError(f"{folder}: no file *.xplane.pb; jax.profiler.trace({str(folder)!r}) writes it")
     found: dict[str, dict[str, list[Launch]]] = {}
     for path in paths:
-        for plane in ProfileData.from_file(str(path)).planes:
-            for event in (event for line in plane.lines for event in line.events if plane.name.startswith("/device:GPU")):
-                facts = dict(event.stats)
-                if facts.keys() >= {"hlo_op", "hlo_module", "program_id"}:
-                    details = DETAILS.search(str(facts.get("kernel_details", "")))  # copies and fills have none
-                    x, y, z, *block = map(int, details.groups()) if details else (1,) * 6
-                    launch = Launch(event.name, (x, y, z), (block[0], block[1], block[2]))
-                    module = f"module_{facts['program_id']:04}.{facts['hlo_module']}"
-                    found.setdefault(module, {}).setdefault(str(facts["hlo_op"]), []).append(launch)
+        for event in _gpu_events(path):
+            facts = dict(event.stats)
+            if facts.keys() >= {"hlo_op", "hlo_module", "program_id"}:
+                details = DETAILS.search(str(facts.get("kernel_details", "")))  # copies and fills have none
+                x, y, z, *block = map(int, details.groups()) if details else (1,) * 6
+                launch = Launch(event.name, (x, y, z), (block[0], block[1], block[2]))
+                module = f"module_{facts['program_id']:04}.{facts['hlo_module']}"
+                found.setdefault(module, {}).setdefault(str(facts["hlo_op"]), []).append(launch)
     return {module: {name: _one_execution(launches) for name, launches in each.items()} for module, each in found.items()}
+
+
+def _gpu_events(path: Path) -> Iterator[Any]:
+    """Return what a profile has of GPUs."""
+    with warnings.catch_warnings():  # JAX's class warns of its own form when it is made: as an error that would end the process
+        warnings.simplefilter("ignore", DeprecationWarning)
+        planes = ProfileData.from_file(str(path)).planes
+        yield from (e for plane in planes if plane.name.startswith("/device:GPU") for line in plane.lines for e in line.events)
 
 
 def _one_execution(launches: list[Launch]) -> list[Launch]:
