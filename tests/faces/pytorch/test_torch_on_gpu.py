@@ -274,7 +274,8 @@ def test_functions_within_functions_are_a_gpus():
     ("run", "said"),
     [
         (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "draws a seed for the GPU itself"),
-        (lambda: torch.randn(3), "randn has no rule"),
+        (lambda: torch.randperm(3), "randperm has no rule"),
+        (lambda: torch.ones(3, dtype=torch.complex64).abs(), "abs has no rule"),
         (lambda: torch.tensor([1, 2, 2]).sort(), "not stable"),
         (lambda: torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), "atomics"),
         (lambda: torch.ones(3).double().exp(), "float64"),
