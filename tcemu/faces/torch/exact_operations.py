@@ -16,6 +16,7 @@ RANDOM = (  # beginnings of the names of operators that draw random numbers
     "rand", "normal", "bernoulli", "native_dropout", "multinomial", "uniform", "exponential", "geometric", "cauchy", "log_normal",
     "binomial", "poisson", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise",
 )  # fmt: skip
+ROOTS_OF_COMPLEX = ("abs", "sgn")  # which take an operand of floats as it is
 
 
 # ---- the arguments of a call
@@ -45,9 +46,11 @@ def find_exact(func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> tup
         return None
     if name in SPECIAL:
         return SPECIAL[name](func, args, kwargs)
+    tensors = flat_tensors(args, kwargs)
+    if name in ROOTS_OF_COMPLEX and any(x.is_complex() for x in tensors):
+        return None
     if name in EXACT:
         return func, EXACT[name]
-    tensors = flat_tensors(args, kwargs)
     if any(is_inexact(x) and x.numel() for x in tensors):
         return None
     if any(map(is_inexact, tensors)):

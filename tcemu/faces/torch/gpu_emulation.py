@@ -182,6 +182,12 @@ def _check_rule(name: str, tensors: Sequence[torch.Tensor]) -> None:
             raise NotModelled(f"products with {switch}={getattr(switches, switch)} have no rule; True is the default")
 
 
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    if dtype not in NUMPY_DTYPES:
+        raise NotModelled(f"{dtype} has no rule; known are {', '.join(str(x).removeprefix('torch.') for x in NUMPY_DTYPES)} (exchange.py)")
+    return NUMPY_DTYPES[dtype]
+
+
 def _write_result(out: torch.Tensor, found: np.ndarray, is_operand: bool) -> torch.Tensor:
     """Write a result to its place. Where no operand is the place, dtype and shape may be others than a CPU's, as of a norm's moments."""
     if is_operand:
@@ -373,13 +379,15 @@ class GpuEmulation:
         outs = [kwargs[key] for _, key in written if key in kwargs] or [args[i] for i, _ in written if i < len(args)]
         given = {key: value for key, value in kwargs.items() if key not in {key for _, key in written} and key not in PLACEMENT}
         empty = flat_tensors(outs) if outs else empty_results(func, args, kwargs)
+        if outs and name.startswith(RANDOM):
+            empty_results(func, args, kwargs)  # PyTorch's checks of limits, rates and deviations
         _check_rule(name, flat_tensors(args, given))
         arrays = pytree.tree_map_only(torch.Tensor, to_array, (args, given))
         arguments = bind_arguments(operation, *arrays)
-        arguments = {key: NUMPY_DTYPES[value] if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
+        arguments = {key: _numpy_dtype(value) if isinstance(value, torch.dtype) else value for key, value in arguments.items()}
         if name == "bernoulli" and outs and arguments["p"] is None:
             arguments["p"] = 0.5  # the default of the overload that writes to its operand
-        dtypes = tuple(NUMPY_DTYPES[x.dtype] for x in empty if isinstance(x, torch.Tensor))  # type: ignore[union-attr]
+        dtypes = tuple(_numpy_dtype(x.dtype) for x in empty if isinstance(x, torch.Tensor))  # type: ignore[union-attr]
         tf32, deterministic = torch.backends.cudnn.allow_tf32, has_fixed_orders()
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32, deterministic))
         named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs

@@ -33,7 +33,7 @@ DTYPE_NAMES = {  # PyTorch's abbreviations and NumPy's names
 }  # fmt: skip
 OPERATOR = re.compile(r"^(?P<space> *)(?P<namespace>\w+)::(?P<name>\w+)(?:\.\w+)?\((?P<rest>.*)$")
 MODULE = re.compile(r"^(?P<space> *)\[nn\.Mod[^\]]*\] (?P<path>\S+)$")
-TENSOR = re.compile(r"\bd?t(?:\$\d+)?: (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]")
+TENSOR = re.compile(r"\bd?t(?:\$\d+)?: (?P<dtype>\w+)\[(?P<shape>(?:\d{1,18}(?:, *\d{1,18})*)?)\]")
 VIEWS = (  # operators that the recorder leaves out too, since they compute nothing
     "view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind",
     "detach", "alias", "as_strided", "_unsafe_view", "_reshape_alias", "diagonal", "unfold", "view_as_real", "view_as_complex", "movedim",
@@ -76,7 +76,7 @@ class DebugLog(Record):
         before, _, after = (call or rest).partition(")  ->  ")
         try:
             hashes = ast.literal_eval("{" + re.sub(r"\bnan\b", "None", re.sub(r"\binf\b", "1e999", log))) if call else {}
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             hashes = {}
         sides = [list(TENSOR.finditer(part)) for part in (before, after)]
         found = [
@@ -90,14 +90,11 @@ class DebugLog(Record):
 
 def _flat_hashes(tree: Any) -> Iterator[int]:
     """Return the hashes of integers in a tree; a pair of a norm and a hash, in any order, is one."""
-    if isinstance(tree, bool) or tree is None or isinstance(tree, float | str):
-        return
-    if isinstance(tree, int):
+    if isinstance(tree, int) and not isinstance(tree, bool):
         yield tree
-        return
-    items = list(tree.values()) if isinstance(tree, dict) else list(tree)
-    for item in items:
-        yield from _flat_hashes(item)
+    elif isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _flat_hashes(item)
 
 
 def _tensors(matches: list[re.Match[str]], hashes: list[int]) -> tuple[TensorRecord, ...] | None:

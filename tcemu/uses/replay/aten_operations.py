@@ -47,6 +47,7 @@ from tcemu.uses.replay import torch_convolutions, torch_products
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FLOATS = (BF16, F16, F32)
+DIGITS = {BF16: 8, F16: 11, F32: 24, np.dtype(np.float64): 53}  # of their numbers
 PLACEMENT = ("layout", "device", "pin_memory", "memory_format", "non_blocking")  # arguments that change no bits
 GPUS, LIBRARIES = ("H100", "H200"), ("torch 2.11",)
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels last"
@@ -520,6 +521,8 @@ def _dropout_backward(call: Call) -> Answer:
 
 def _bernoulli(call: Call) -> Answer:
     x, p = call["self"], call["self"] if call["p"] is None else call["p"]
+    if not np.all((np.asarray(p) >= 0) & (np.asarray(p) <= 1)):
+        raise NotModelled(f"{call.name}: probabilities are from 0 to 1; a GPU stops at others")
     if isinstance(p, np.ndarray):
         _contiguous(call, x)
         found = random_numbers.bernoulli_of_tensor(*_draw(call, x.size, random_numbers.TENSOR_STEP), np.broadcast_to(p, x.shape))
@@ -557,6 +560,8 @@ def _normal_of_tensors(call: Call) -> Answer:
     if not isinstance(mean, np.ndarray) and not isinstance(std, np.ndarray):
         raise NotModelled(f"{call.name}: this overload has no rule; torch.randn has (replay/aten_operations.py)")
     scaled = isinstance(std, np.ndarray)
+    if scaled and not (std >= 0).all():
+        raise NotModelled(f"{call.name}: a standard deviation is negative or NaN, which PyTorch refuses")
     x = np.empty(np.broadcast_shapes(np.shape(mean), np.shape(std)), call.dtype)
     drawn = _normal(replace(call, arguments={"self": x, "std": 1.0 if scaled else std, "generator": call["generator"]}))
     (numbers,) = drawn.results
@@ -569,15 +574,24 @@ def _normal_of_tensors(call: Call) -> Answer:
 def _integers(call: Call) -> Answer:
     """Draw integers from `low` to `high`, without `high`; one limit alone is `high`. Floats of the result are rounded."""
     low, high, size = call["low"], call["high"], call.arguments.get("size")
-    if isinstance(high, list | tuple):  # randint(high, size)
+    if isinstance(high, list | tuple) and call.name == "randint":  # randint(high, size)
         high, size = None, high
     x = call["self"] if "self" in call.arguments else np.empty(() if size is None else size, call.dtype)
     if low is None:  # random_()
-        digits = {F32: 24, F16: 11, BF16: 8}.get(call.dtype)
-        span = (1 << digits) + 1 if digits is not None else int(np.iinfo(call.dtype).max) + 1
+        if call.dtype not in FLOATS and call.dtype.kind not in "iu":
+            raise NotModelled(f"{call.name}: {call.dtype} without limits has no rule (replay/aten_operations.py)")
+        span = (1 << DIGITS[call.dtype]) + 1 if call.dtype in FLOATS else int(np.iinfo(call.dtype).max) + 1
         low, each = 0, 2 if call.dtype.itemsize == 8 else random_numbers.WORDS
     else:
-        low, high = (0, low) if high is None else (low, high)
+        if call.name == "random" and high is None:  # random_(low, None)
+            raise NotModelled(f"{call.name}: low={low} without high has no rule (replay/aten_operations.py)")
+        low, high = (0, int(low)) if high is None or high == () else (int(low), int(high))
+        is_whole, is_bool = call.dtype.kind in "iu", call.dtype.kind == "b"
+        least, most = (np.iinfo(call.dtype).min, np.iinfo(call.dtype).max) if is_whole else (0, 1) if is_bool else (low, high)
+        if not least <= low < high <= int(most) + 1:
+            raise NotModelled(f"{call.name}: low={low}, high={high} of {call.dtype}, which PyTorch refuses")
+        if call.dtype in DIGITS:
+            low, high = distributions.held_limits(low, high, DIGITS[call.dtype])
         span, each = high - low, distributions.integer_width(high - low)
     return _distribution(call, x, lambda words: distributions.to_integers(words, low, span, each), each)
 
@@ -587,6 +601,8 @@ def _multinomial(call: Call) -> Answer:
     x, count = call["self"], call["num_samples"]
     if x.dtype not in FLOATS or not x.size or not (np.isfinite(x).all() and (x >= 0).all() and (x.astype(F32).sum(-1) > 0).all()):
         raise NotModelled(f"multinomial: got {x.dtype}{list(x.shape)}; known are probabilities of bfloat16, float16 and float32")
+    if not 0 < count <= (x.shape[-1] if not call["replacement"] else count):
+        raise NotModelled(f"multinomial: {count} samples of {x.shape[-1]} probabilities, which PyTorch refuses")
     if count > 1 and call["replacement"]:
         raise NotModelled("multinomial: several draws with replacement have no rule (replay/aten_operations.py)")
     order = memory_order(x)
@@ -612,6 +628,8 @@ def _uniform(call: Call) -> Answer:
     """Draw numbers from `low` to `high`, without `high`: those that are rounded to it become `low`."""
     x = _drawn_tensor(call)
     low, high = (np.asarray(call.arguments.get(name, value)).astype(call.dtype) for name, value in (("low", 0.0), ("high", 1.0)))
+    if not low <= high:
+        raise NotModelled(f"{call.name}: low={low}, high={high}, which PyTorch refuses")
     span = (high.astype(F32) - low.astype(F32)).astype(call.dtype).astype(F32)
 
     def transform(words: np.ndarray) -> np.ndarray:
@@ -1197,7 +1215,7 @@ OPERATIONS: dict[str, Operation] = {
     "normal": Operation("mean, std=1.0, generator=None", _normal_of_tensors),
     "randint": Operation("low, high, size=None, dtype=None, generator=None", _integers),
     "randint_like": Operation("self, low, high=None, dtype=None", _integers),
-    "random": Operation("self, low=None, high=None, generator=None", _integers),
+    "random": Operation("self, low=None, high=(), generator=None", _integers),
     "multinomial": Operation("self, num_samples, replacement=False, generator=None", _multinomial),
     "sort": Operation("self, dim=-1, descending=False, stable=None", _sort),
     "topk": Operation("self, k, dim=-1, largest=True, sorted=True", _topk),

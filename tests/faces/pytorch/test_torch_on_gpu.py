@@ -18,6 +18,7 @@ from support.torch_helpers import MISSING, torch
 import tcemu
 from tcemu.base.errors import NotModelled
 from tcemu.drift import identify, predict, record
+from tcemu.operations.functional.torch_cuda.distributions import held_limits
 from tcemu.operations.functional.torch_cuda.random_numbers import dropout_mask, uniform_numbers
 from tcemu.uses.drift.prediction import recorded_kernels
 from tcemu.uses.drift.records import read_record
@@ -286,7 +287,8 @@ def test_functions_within_functions_are_a_gpus():
     ("run", "said"),
     [
         (lambda: torch.nn.functional.dropout(torch.ones(9), 0.5), "draws a seed for the GPU itself"),
-        (lambda: torch.randn(3), "randn has no rule"),
+        (lambda: torch.randperm(3), "randperm has no rule"),
+        (lambda: torch.ones(3, dtype=torch.complex64).abs(), "abs has no rule"),
         (lambda: torch.tensor([1, 2, 2]).sort(), "not stable"),
         (lambda: torch.zeros(3).index_add(0, torch.tensor([0, 0]), torch.ones(2)), "atomics"),
         (lambda: torch.ones(3).double().exp(), "float64"),
@@ -444,12 +446,48 @@ def test_the_math_form_of_attention_drops_weights():
     assert "aten.native_dropout" in {line.operator for line in emulated.report()}
 
 
+@pytest.mark.filterwarnings("ignore:(to - 1|from) is out of bounds")
+def test_limits_of_integers_as_floats_are_those_to_which_nothing_is_rounded():
+    """`update_from` and `update_to` of PyTorch, whose kernels on a CPU use the same limits: no number is the upper one."""
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200"):
+        torch.manual_seed(0)
+        found = {
+            "bf16": torch.randint(0, 1000, (20000,), dtype=torch.bfloat16),
+            "f16": torch.empty(60000, dtype=torch.float16).random_(0, 3000),
+            "below": torch.randint(-999, 0, (20000,), dtype=torch.bfloat16),
+            "tensor": torch.randint_like(torch.zeros(4000), torch.tensor(5)),
+        }
+    assert [(x.min().item(), x.max().item()) for x in found.values()] == [(0, 996), (0, 2996), (-996, -1), (0, 4)]
+    limits = {(0, 1000, 8): (0, 996), (-999, 0, 8): (-996, 0), (0, 3000, 11): (0, 2998), (-7, 256, 8): (-7, 256), (5, 6, 24): (5, 6)}
+    assert {given: held_limits(*given) for given in limits} == limits
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "said"),
+    [
+        (lambda: torch.empty(4).exponential_(0.0), RuntimeError, "lambda > 0"),
+        (lambda: torch.empty(4).uniform_(2, 1), NotModelled, "low=2"),
+        (lambda: torch.normal(torch.zeros(4), -torch.ones(4)), NotModelled, "negative"),
+        (lambda: torch.multinomial(torch.ones(3), 5), NotModelled, "5 samples of 3"),
+        (lambda: torch.bernoulli(torch.full((4,), 1.5)), NotModelled, "from 0 to 1"),
+        (lambda: torch.empty(4, dtype=torch.int8).random_(0, 300), NotModelled, "high=300 of int8"),
+        (lambda: torch.empty(4, dtype=torch.int32).random_(5, None), NotModelled, "low=5 without high"),
+        (lambda: torch.empty(4, dtype=torch.float64).random_(), NotModelled, "without limits"),
+        (lambda: torch.randn(4, dtype=torch.complex64), NotModelled, "complex64"),
+    ],
+)
+def test_draws_that_pytorch_refuses_or_that_have_no_rule_are_not_drawn(draw, error, said):
+    with tcemu.torch.emulate(torch.nn.Identity(), gpu="H200"), pytest.raises(error, match=said):
+        torch.manual_seed(0)
+        draw()
+
+
 def test_after_an_unknown_operator_and_in_a_recomputation_numbers_are_not_known():
     with tcemu.torch.emulate(torch.nn.Identity(), gpu="H100", unknown="leave") as emulated:
         torch.manual_seed(7)
-        torch.randn(3)
+        torch.randperm(3)
         torch.nn.functional.dropout(torch.ones(9), 0.5)
-        assert [line.operator for line in emulated.report().unknown] == ["aten.randn", "aten.native_dropout"]
+        assert [line.operator for line in emulated.report().unknown] == ["aten.randperm", "aten.native_dropout"]
         torch.manual_seed(7)
         x = torch.ones(8, requires_grad=True)
         torch.utils.checkpoint.checkpoint(lambda v: torch.nn.functional.dropout(v, 0.5), x, use_reentrant=False).exp().sum().backward()

@@ -11,6 +11,7 @@ import pytest
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.batch_norms import batch_norm
+from tcemu.operations.functional.torch_cuda.device_functions import root_f32
 from tcemu.operations.functional.torch_cuda.elementwise import OPERATORS, elementwise
 from tcemu.operations.functional.torch_cuda.embeddings import embedding_backward, index_put_accumulate, scatter_add
 from tcemu.operations.functional.torch_cuda.foreach import foreach_norm
@@ -194,6 +195,17 @@ STATE = AdamState(np.zeros(5, np.float32), np.zeros(5, np.float32))
 def test_what_has_no_rule_is_named(call, said):
     with pytest.raises(NotModelled, match=said):
         call()
+
+
+def test_roots_of_small_numbers_are_rounded_once_by_jax_too():
+    """Below 2^-102 the difference that corrects a guess was subnormal, or zero."""
+    codes = np.concatenate([np.arange(0x7FF000, 0x820000), np.arange(0x800000, 0x20000100, 2003), [0, 1, 0x7F7FFFFF]]).astype(np.uint32)
+    assert np.array_equal(root_f32(codes), np.sqrt(codes.view(np.float32)).view(np.uint32))
+
+
+def test_double_precision_has_no_rule():
+    with pytest.raises(NotModelled, match="float64"):
+        call_by_numpy(softmax, np.ones((2, 6)))
 
 
 def test_nan_infinities_and_zeros_go_through_every_function():

@@ -69,6 +69,20 @@ def test_a_log_without_hashes_or_without_operators_is_refused():
         DebugLog("[nn.Mod] Layer\n", "empty.log")
 
 
+@pytest.mark.parametrize(
+    ("shape", "log"),
+    [
+        ("2, 2", "{'hash': 1j, 'input_hash': ((1,), {})}"), ("2, 2", "{'hash': ..., 'input_hash': ((1,), {})}"),
+        ("2, 2", "{'hash': b'a', 'input_hash': ((1,), {})}"), ("2, 2", "{[1]: 1, 'hash': 1}"),
+        ("2 2", "{'hash': 1, 'input_hash': ((1,), {})}"),
+        ("9" * 6000, "{'hash': 1, 'input_hash': ((1,), {})}"), ("2, 2", "{'hash': " + "[" * 5000 + "1" + "]" * 5000 + "}"),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_refused_as_damaged(shape, log):
+    with pytest.raises(DamagedFile, match=r"operation 0, aten\.neg, has no hashes"):
+        DebugLog(f"    aten::neg(t: f32[{shape}])  ->  t: f32[2, 2]  # {log}", "damaged.log")
+
+
 def test_values_are_not_made_of_a_log():
     log = DebugLog(LOGS["forward_bf16"], "gpu.log")
     for judge in (tcemu.drift.identify, lambda run: tcemu.drift.predict(run, gpu="H200")):

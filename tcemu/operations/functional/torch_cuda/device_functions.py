@@ -126,13 +126,17 @@ def rsqrt(x: Value) -> Value:
     return Value(_rsqrt(x.codes))
 
 
+SMALL = np.uint32(0x20000000)  # 2^-63
+
+
 @traced_by_name
 @jax.jit
 def root_f32(codes: Array) -> Array:
     """Return the square root, rounded once: a guess of the device, which two exact comparisons correct."""
     subnormal = codes & INFINITY == 0
     fraction = lax.bitcast_convert_type((codes & np.uint32(0x7FFFFF)).astype(jnp.float32), jnp.uint32)
-    x = jnp.where(subnormal, fraction + np.uint32(1 << 23), codes)  # times 2^150
+    shift = jnp.where(codes < SMALL, np.uint32(64 << 23), np.uint32(0))  # so that no difference below is subnormal
+    x = jnp.where(subnormal, fraction + np.uint32(1 << 23), codes + shift)  # a subnormal number times 2^150
     x = jnp.where(x & MAGNITUDE == 0, np.uint32(0x3F800000), x)
     guess = lax.bitcast_convert_type(jnp.sqrt(lax.bitcast_convert_type(x, jnp.float32)), jnp.uint32)
     # Tuckerman's test: r is the rounded root of x if r (r - ulp) < x <= r (r + ulp)
@@ -140,7 +144,7 @@ def root_f32(codes: Array) -> Array:
         above = less_f32(jnp.zeros_like(x), fma_f32(guess ^ SIGN, guess + 1, x))
         below = ~less_f32(jnp.zeros_like(x), fma_f32(guess ^ SIGN, guess - 1, x))
         guess = jnp.where(above if step == 1 else below, guess + step, guess)
-    root = jnp.where(subnormal, guess - np.uint32(75 << 23), guess)
+    root = jnp.where(subnormal, guess - np.uint32(75 << 23), guess - (shift >> 1))
     invalid = is_nan_f32(codes) | ((codes >= SIGN) & (codes & MAGNITUDE != 0))
     return jnp.where(invalid, NAN, jnp.where((codes & MAGNITUDE == 0) | (codes == INFINITY), codes, root))
 

@@ -67,6 +67,27 @@ def integer_width(span: int) -> int:
     return 2 if span >= WIDE_RANGE else 4
 
 
+def _nearest(number: int, digits: int) -> int:
+    """Return an integer rounded to a float of some digits, to nearest even."""
+    lost = max(abs(number).bit_length() - digits, 0)
+    half, kept = (1 << lost) // 2, abs(number) >> lost
+    rest = abs(number) - (kept << lost)
+    rounded = (kept + (rest > half or (rest == half and lost > 0 and kept & 1 == 1))) << lost
+    return rounded if number >= 0 else -rounded
+
+
+def held_limits(low: int, high: int, digits: int) -> tuple[int, int]:
+    """Return the limits that PyTorch takes for floats of some digits, so that no result is rounded out of `low` and `high`.
+
+    Source: PyTorch 2.11.0, ATen/native/DistributionTemplates.h, update_from and update_to.
+    """
+    if (above := _nearest(low + 1, digits)) < low:
+        low = above + (1 << (abs(low + 1).bit_length() - digits))
+    if (below := _nearest(high - 1, digits)) >= high:
+        high = below - (1 << (abs(high - 1).bit_length() - digits))
+    return low, high
+
+
 def to_integers(words: np.ndarray, low: int, span: int, each: int) -> np.ndarray:
     """Return words uint32 [threads, 4] as integers from `low` to `low + span - 1`, int64 [threads, each]."""
     wide = words.astype(np.uint64)

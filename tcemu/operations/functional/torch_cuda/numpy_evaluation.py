@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from tcemu.base.errors import NotModelled
 from tcemu.base.jax_internals import tracing_names
 from tcemu.base.numpy_programs import NumpyProgram
 from tcemu.engine.arithmetic.special_functions import NAN
@@ -100,8 +101,13 @@ def evaluate_by_numpy(fn: Callable[..., Any], *arrays: Any) -> Any:
 
     Returns:
         NumPy arrays, in the structure that fn returns.
+
+    Raises:
+        NotModelled: An operand is float64.
     """
     arrays = tuple(np.asarray(x) for x in arrays)
+    if any(x.dtype == np.float64 for x in arrays):  # which JAX would trace as float32
+        raise NotModelled("float64 has no rule; known are bfloat16, float16 and float32 (torch_cuda/)")
     key = (fn, tuple((x.shape, x.dtype) for x in arrays))
     with _lock:
         found = _programs.get(key)
