@@ -144,8 +144,8 @@ def _split(
         nodes = {name: graph.placeholder(name) for name in inputs}
 
         def find_node(output: Any) -> Any:
-            name: Any = output if isinstance(output, str) else getattr(output, "name", None)
-            if name is None or name in nodes:
+            name: str = getattr(output, "name", output if isinstance(output, str) else "")
+            if not name or name in nodes:
                 return nodes.get(name, output)
             value = values[name] if name in values else output.meta["val"]
             node = graph.call_function(torch.ops.aten.empty_strided.default, (list(value.shape), list(value.stride())))

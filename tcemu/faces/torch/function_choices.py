@@ -260,8 +260,9 @@ def scaled_dot_product_attention(
 
 def _lower(x: Any) -> Any:
     """Cast a float to autocast's dtype, as a GPU's autocast does before `scaled_dot_product_attention`."""
-    lowers = x is not None and x.is_floating_point() and x.dtype != torch.float64
-    return x.to(torch.get_autocast_dtype("cpu")) if lowers else x
+    if x is None or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype("cpu"))
 
 
 def facts_of_call(
