@@ -585,7 +585,7 @@ def _integers(call: Call) -> Answer:
     else:
         if call.name == "random" and high is None:  # random_(low, None)
             raise NotModelled(f"{call.name}: low={low} without high has no rule (replay/aten_operations.py)")
-        low, high = (0, int(low)) if high is None or high == () else (int(low), int(high))
+        low, high = (0, int(low)) if high is None or isinstance(high, list | tuple) else (int(low), int(high))
         is_whole, is_bool = call.dtype.kind in "iu", call.dtype.kind == "b"
         least, most = (np.iinfo(call.dtype).min, np.iinfo(call.dtype).max) if is_whole else (0, 1) if is_bool else (low, high)
         if not least <= low < high <= int(most) + 1:
