@@ -144,7 +144,7 @@ def _split(
         nodes = {name: graph.placeholder(name) for name in inputs}
 
         def find_node(output: Any) -> Any:
-            name: str = getattr(output, "name", output if isinstance(output, str) else "")
+            name = str(getattr(output, "name", output or ""))
             if not name or name in nodes:
                 return nodes.get(name, output)
             value = values[name] if name in values else output.meta["val"]

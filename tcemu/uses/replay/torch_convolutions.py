@@ -483,16 +483,16 @@ def choose_order(
             raise NotModelled(f"{described}: PyTorch's kernel for three axes was not recorded; one and two axes have a rule")
         return ConvolutionChoice(call, None, DEPTHWISE, SOURCE, "DepthwiseConv2d.cu; H200: equal in 19 recorded convolutions")
     recorded = recorded_convolutions()
+    where, source = "", RECORDED
     if launches is None and (launches := recorded.launches.get(call)) is not None:
-        where = f"its kernels on an {recorded.gpu}{'' if gpu in recorded.gpu else f', assumed for an {gpu}'}; "
-    else:
-        where = ""
+        assumed, source = ("", RECORDED) if gpu in recorded.gpu else (f", assumed for an {gpu}", RULE)
+        where = f"its kernels on an {recorded.gpu}{assumed}; "
     if launches is not None:
         try:
             found = order_of_convolution(launches, kernel_facts(call))
         except NotModelled as error:
             raise NotModelled(f"{described}: {error}") from None
-        return ConvolutionChoice(call, found.order, found.kernels, RECORDED, where + found.evidence)
+        return ConvolutionChoice(call, found.order, found.kernels, source, where + found.evidence)
     rules, form = convolution_rules(), form_name(call)
     found = rules.forms[form].find(convolution_features(call)) if form in rules.forms else None
     teach = "a recording of its kernels with their grids would teach it: choose_order(..., launches=...)"

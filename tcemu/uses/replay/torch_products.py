@@ -283,8 +283,9 @@ def recorded_choice(call: TorchProduct, gpu: str) -> ProductChoice | None:
     if call not in recorded.launches:
         return None
     found = order_of_kernels(recorded.launches[call], call)
-    evidence = f"its kernels on an {recorded.gpu}{'' if gpu in recorded.gpu else f', assumed for an {gpu}'}; {found.evidence}"
-    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, evidence)
+    where, source = ("", RECORDED) if gpu in recorded.gpu else (f", assumed for an {gpu}", RULE)
+    evidence = f"its kernels on an {recorded.gpu}{where}; {found.evidence}"
+    return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, evidence)
 
 
 class RecordedVectors(NamedTuple):
@@ -342,7 +343,8 @@ def vector_choice(call: TorchProduct, gpu: str, *, by_layer: bool = True) -> Pro
         f"the order of the kernels of the sizes around it on an {table.gpu}; right for {table.tried.right:,} of {table.tried.asked:,} "
         "products that it was tried on"
     )  # fmt: skip
-    source, probability = (RECORDED, None) if exact else (RULE, table.tried.probability)
+    source = RECORDED if exact and gpu in table.gpu else RULE
+    probability = None if exact else table.tried.probability
     return ProductChoice(call, found.recipe, found.addend_first, found.kernels, source, f"{said}{where}; {found.evidence}", probability)
 
 

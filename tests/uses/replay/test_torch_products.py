@@ -211,6 +211,8 @@ def test_a_layer_between_answers_is_refused():
 def test_every_prediction_says_its_evidence():
     recorded_layer = choose_kernel(TorchProduct("float32", 16, 256, 256, layout="rc", addend="columns"))
     assert recorded_layer.source == "recorded kernels" and recorded_layer.evidence.startswith("its kernels on an NVIDIA H200")
+    elsewhere = choose_kernel(recorded_layer.product, gpu="H100")
+    assert elsewhere.source == "by rule" and "assumed for an H100" in elsewhere.evidence
     choice = choose_kernel(TorchProduct("bfloat16", 24, 256, 256, layout="rc", addend="columns"))
     assert choice.source == "by rule" and choice.probability > 0.99 and choice.recipe.conditions.probability == choice.probability
     assert "right for" in choice.evidence and "K = 256 in one slice" in str(choice)
