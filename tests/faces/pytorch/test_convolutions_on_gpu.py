@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
+from support.torch_helpers import MISSING, torch
 
 import tcemu
 from tcemu.uses.replay.torch_convolutions import convolution, convolution_gradients
+
+pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
 
 
 def drawn(seed, *shape):

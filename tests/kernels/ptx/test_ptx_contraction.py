@@ -51,6 +51,31 @@ CASES = {  # text; the fused multiply-adds of the machine code, with the registe
     "an absolute value between": ("mul.f32 %f8, %f0, %f1; abs.f32 %f7, %f8; add.f32 %f9, %f7, %f2;", []),
     "a barrier between": ("mul.f32 %f8, %f0, %f1; bar.sync 0; add.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
     "a branch between": ("mul.f32 %f8, %f0, %f1; @%p0 bra L; st.global.f32 [%a1], %f0; L: add.f32 %f9, %f8, %f2;", []),
+    "a branch between, a number": (
+        "mul.f32 %f8, %f0, 0f3F3504F3; @%p0 bra L; st.global.f32 [%a1], %f0; L: add.f32 %f9, %f8, %f2;", ["%f9 = %f0 0f3F3504F3 %f2"],
+    ),
+    "a branch between, a number that is copied and negated": (
+        "mov.f32 %f7, 0f3F3504F3; neg.f32 %f6, %f7; mul.f32 %f8, %f6, %f0; @%p0 bra L; st.global.f32 [%a1], %f0; L: sub.f32 %f9, %f2, %f8;",
+        ["%f9 = -%f6 %f0 %f2"],
+    ),
+    "a number, and sums on both sides of a branch": (
+        "mul.f32 %f8, %f0, 0f3F3504F3; @%p0 bra L; add.f32 %f9, %f8, %f2; bra M; L: sub.f32 %f10, %f8, %f2; M:",
+        ["%f9 = %f0 0f3F3504F3 %f2", "%f10 = %f0 0f3F3504F3 -%f2"],
+    ),
+    "a number, and a sum in a loop": (
+        "mul.f32 %f8, %f0, 0f3F3504F3; L: ld.global.f32 %f7, [%a1]; add.f32 %f9, %f8, %f7; st.global.f32 [%a1], %f9; @%p0 bra L;",
+        ["%f9 = %f0 0f3F3504F3 %f7"],
+    ),
+    "a number, and a sum after the loop": (
+        "L: ld.global.f32 %f7, [%a1]; mul.f32 %f8, %f7, 0f3F3504F3; st.global.f32 [%a1], %f7; @%p0 bra L; add.f32 %f9, %f8, %f2;", [],
+    ),
+    "a factor that is loaded anew": (
+        "mul.f32 %f8, %f0, %f1; ld.global.f32 %f1, [%a1]; add.f32 %f9, %f8, %f1;", ["%f9 = %fused0 %fused1 %f1"],
+    ),
+    "a factor that changes in a loop of the sum": (
+        "mul.f32 %f8, %f0, 0f3F3504F3; L: ld.global.f32 %f7, [%a1]; add.f32 %f9, %f8, %f7; st.global.f32 [%a1], %f9; "
+        "ld.global.f32 %f0, [%a1+4]; @%p0 bra L;", ["%f9 = %fused0 0f3F3504F3 %f7"],
+    ),
     "a guarded sum": ("mul.f32 %f8, %f0, %f1; mov.f32 %f9, %f3; @%p0 add.f32 %f9, %f8, %f2;", ["%f9 = %f0 %f1 %f2"]),
     "a guarded product": ("mov.f32 %f8, %f3; @%p0 mul.f32 %f8, %f0, %f1; add.f32 %f9, %f8, %f2;", []),
     "a selection": ("mul.f32 %f8, %f0, %f1; selp.f32 %f7, %f8, %f2, %p0; add.f32 %f9, %f7, %f3;", []),
@@ -79,6 +104,26 @@ def fused(text):
 def test_what_ptxas_fuses(name):
     text, expected = CASES[name]
     assert fused(text) == expected
+
+
+def test_a_fused_sum_has_the_factors_of_its_product():
+    """A factor that a loop loads anew: 3 * 5 + 100, and not 7 * 5 + 100."""
+    text = HEAD + "mul.f32 %f8, %f0, %f1; ld.global.f32 %f0, [%a0+12]; add.f32 %f9, %f8, %f2; add.rn.f32 %f9, %f9, %f0; "
+    text += "st.global.f32 [%a1], %f9; ret; }"
+    x = np.float32([3, 5, 100, 7])
+    assert ptx.run(text, grid=1, block=1, args=[x, np.zeros(1, np.float32)], target="H100")[1] == 3 * 5 + 100 + 7
+
+
+def test_a_product_by_a_parameter_is_fused_across_blocks():
+    """As of ptxas 13.0: FFMA with an operand of the constant bank."""
+    text = """
+    .version 8.0 .target sm_90 .address_size 64
+    .visible .entry k(.param .u64 out, .param .f32 factor) {
+        .reg .f32 %f<8>; .reg .b64 %a<4>; .reg .pred %p<4>;
+        ld.param.u64 %a1, [out]; ld.param.f32 %f1, [factor]; ld.global.v2.f32 {%f0, %f2}, [%a1]; setp.gt.f32 %p0, %f2, 0f00000000;
+        mul.f32 %f3, %f0, %f1; @%p0 bra L; st.global.f32 [%a1], %f0; L: add.f32 %f4, %f3, %f2; st.global.f32 [%a1], %f4; ret; }"""
+    fused_module = fuse_products(ptx.parse(text))
+    assert [str(s.operands[1:]) for s in fused_module.functions["k"].statements if s.name == "fma"]
 
 
 @pytest.mark.parametrize("opcode", sample_cases(["div.full.f32", "div.approx.f32", "div.full.ftz.f32", "div.approx.ftz.f32"], 4))
