@@ -1,6 +1,7 @@
 """How long does PyTorch wait for the first forward and backward pass of an emulated GPT? `python benchmarks/torch_model.py`
 
-A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens. Each recipe runs in a process of its own; the recipe
+A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens; with `--gpt2` the forward pass of GPT-2 small's shape alone, of one
+sequence of 128 tokens. Each recipe runs in a process of its own; the recipe
 "H100" is `emulate(model, gpu="H100")`. With `--again` a second process finds the programs of the first on disk. A second model of the same
 shape, in the first process, must compile nothing.
 """
@@ -20,6 +21,7 @@ from tcemu.base.compilation import compile_clock
 
 GPUS = ("H100", "H200")  # every operation as PyTorch computes it there, of a model in bf16
 WIDTH, HEADS, WORDS, BATCH, TOKENS = 64, 4, 256, 4, 64
+GPT2_SMALL = (768, 12, 50257, 1, 128)
 
 
 class Block(nn.Module):
@@ -46,27 +48,34 @@ class GPT(nn.Module):
         return self.norm(self.blocks(self.embedding(words))) @ self.embedding.weight.mT
 
 
-def step(model: nn.Module, words: torch.Tensor) -> float:
-    """Seconds of a forward and a backward pass."""
+def step(model: nn.Module, words: torch.Tensor, forward_only: bool) -> float:
+    """Seconds of a forward pass, and of a backward pass unless it is the forward pass alone."""
     began = time.perf_counter()
+    if forward_only:
+        with torch.no_grad():
+            model(words)
+        return time.perf_counter() - began
     logits = model(words)
     nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten()).backward()
     return time.perf_counter() - began
 
 
 def measure(args) -> dict:
+    global WIDTH, HEADS, WORDS, BATCH, TOKENS
+    if args.gpt2:
+        (WIDTH, HEADS, WORDS, BATCH, TOKENS), args.layers = GPT2_SMALL, 12
     torch.manual_seed(0)
     words = torch.randint(WORDS, (BATCH, TOKENS))
     tcemu.cache_compilations()
     (recipe,), clock = args.recipes, compile_clock()
     as_on_gpu = recipe in GPUS
     models = [GPT(args.layers).to(torch.bfloat16 if as_on_gpu else torch.float32) for _ in range(2)]
-    plain, cpu = min(step(models[0], words) for _ in range(args.repeats + 1)), time.process_time()
+    plain, cpu = min(step(models[0], words, args.gpt2) for _ in range(args.repeats + 1)), time.process_time()
     emulated = [tcemu.torch.emulate(model, **({"gpu": recipe} if as_on_gpu else {"policy": recipe})) for model in models]
 
     def run(number: int) -> float:
         with emulated[number] if as_on_gpu else nullcontext():
-            return step(models[number], words)
+            return step(models[number], words, args.gpt2)
 
     first = run(0)
     line = {"recipe": recipe, "first_s": first, "first_cpu_s": time.process_time() - cpu, "programs": clock.programs}
@@ -81,6 +90,7 @@ def main() -> int:
     parser = arguments(__doc__)
     add_processes(parser, "bf16", "fp8")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--gpt2", action="store_true", help="the forward pass of GPT-2 small's shape, 128 tokens")
     args = parser.parse_args()
     if args.alone:
         print(json.dumps(measure(args)))

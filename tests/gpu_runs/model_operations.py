@@ -64,6 +64,15 @@ def fill(model, dtype, device):
     return model.to(dtype).to(device)
 
 
+def language_model(kind, attention, dtype, device, **sizes):
+    """A model of a kind, with a vocabulary of 320 words where it has one."""
+    vocabulary = {} if kind is VIT else {"vocab_size": 320}
+    places = {} if kind in (VIT, WHISPER, T5) else {"max_position_embeddings": 1024}
+    config = getattr(tf, kind[1])(**{**vocabulary, **places, **sizes})
+    config._attn_implementation = attention
+    return fill(getattr(tf, kind[0])(config), dtype, device).eval()
+
+
 QWEN, LLAMA = ("Qwen3ForCausalLM", "Qwen3Config"), ("LlamaForCausalLM", "LlamaConfig")
 MOE, GEMMA, GPT2 = ("Qwen3MoeForCausalLM", "Qwen3MoeConfig"), ("Gemma3ForCausalLM", "Gemma3TextConfig"), ("GPT2LMHeadModel", "GPT2Config")
 BERT, VIT = ("BertModel", "BertConfig"), ("ViTForImageClassification", "ViTConfig")
@@ -436,11 +445,7 @@ def make(name, device):
     elif kind is MINILM:
         model = minilm(attention, dtype, device)
     else:
-        vocabulary = {} if kind is VIT else {"vocab_size": 320}
-        places = {} if kind in (VIT, WHISPER, T5) else {"max_position_embeddings": 1024}
-        config = getattr(tf, kind[1])(**vocabulary, **places, **sizes)
-        config._attn_implementation = attention
-        model = fill(getattr(tf, kind[0])(config), dtype, device).eval()
+        model = language_model(kind, attention, dtype, device, **sizes)
     return model, lambda: run(model, device)
 
 
