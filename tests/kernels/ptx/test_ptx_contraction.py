@@ -66,8 +66,9 @@ CASES = {  # text; the fused multiply-adds of the machine code, with the registe
         "mul.f32 %f8, %f0, 0f3F3504F3; L: ld.global.f32 %f7, [%a1]; add.f32 %f9, %f8, %f7; st.global.f32 [%a1], %f9; @%p0 bra L;",
         ["%f9 = %f0 0f3F3504F3 %f7"],
     ),
-    "a number, and a sum after the loop": (
-        "L: ld.global.f32 %f7, [%a1]; mul.f32 %f8, %f7, 0f3F3504F3; st.global.f32 [%a1], %f7; @%p0 bra L; add.f32 %f9, %f8, %f2;", [],
+    "a number, and a sum after a loop that is unrolled": (
+        "ld.global.v2.u32 {%r1, %r2}, [%a0+16]; L: ld.global.f32 %f7, [%a1]; mul.f32 %f8, %f7, 0f3F3504F3; st.global.f32 [%a1+16], %f7; "
+        "add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, %r1; @%p1 bra L; add.f32 %f9, %f8, %f2;", [],
     ),
     "a factor that is loaded anew": (
         "mul.f32 %f8, %f0, %f1; ld.global.f32 %f1, [%a1]; add.f32 %f9, %f8, %f1;", ["%f9 = %fused0 %fused1 %f1"],
@@ -107,7 +108,7 @@ def test_what_ptxas_fuses(name):
 
 
 def test_a_fused_sum_has_the_factors_of_its_product():
-    """A factor that a loop loads anew: 3 * 5 + 100, and not 7 * 5 + 100."""
+    """A factor is loaded anew before the sum: 3 * 5 + 100, and not 7 * 5 + 100."""
     text = HEAD + "mul.f32 %f8, %f0, %f1; ld.global.f32 %f0, [%a0+12]; add.f32 %f9, %f8, %f2; add.rn.f32 %f9, %f9, %f0; "
     text += "st.global.f32 [%a1], %f9; ret; }"
     x = np.float32([3, 5, 100, 7])

@@ -7,10 +7,11 @@ and 13.0 make for sm_80 and sm_90 (`nvdisasm -c`):
   sum or a difference without rounding, of the same type and `.ftz`, in the same basic block; then it is fused into all of them. Copies and
   negations in between do not matter, a guard of the sum does not either, and neither do later values of the factors.
 - A product by a constant, that is by a number of the text or by a parameter of the kernel, copied or negated, is fused into sums in other
-  blocks too, but not into one after a loop in which the product stands.
+  blocks too, but not into one after a loop in which the product stands, since ptxas unrolls such loops.
 - Where both operands of a sum are such products, the left one is fused.
 
-A register that is written more than once is not followed, although ptxas tells its values apart.
+Two things are not followed: a register that is written more than once, whose values ptxas tells apart, and a loop that ptxas does not
+unroll, such as one without a count, behind which it fuses.
 
 Of two kernels with `div.full` before a sum, 172 and 150 words differed from an H100's without this pass. With it 172 and 150 words change;
 the kernels were not run on the GPU again.
