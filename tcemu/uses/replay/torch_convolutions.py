@@ -275,7 +275,7 @@ def _depthwise_of_weight(call: ConvolutionCall, grad: np.ndarray, x: np.ndarray)
                 total = fma_f32(values[image, :, part], grads[image, :, part], lanes[image % warps])
                 lanes[image % warps] = np.where(reached[start], total, lanes[image % warps])
         sums = np.zeros((WARP, call.weight[0]), F32)
-        sums[:warps] = np.moveaxis(_join_halves(np.moveaxis(lanes, 2, 0)), 0, 0)
+        sums[:warps] = _join_halves(np.moveaxis(lanes, 2, 0))
         found[(slice(None), 0, *tap)] = _join_halves(sums)
     return found.astype(grad.dtype)
 
