@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.errors import NotModelled
 from tcemu.base.saved_files import check_saved, decompress_json
 from tcemu.operations.functional.torch_cuda.convolution_kernels import (
     FMA,
@@ -49,7 +49,7 @@ from tcemu.operations.products.recipe_kinds import ProductOperands
 from tcemu.uses.replay.kernel_choices import ChoiceTree
 from tcemu.uses.replay.kernel_profiles import MIN_PROBABILITY
 from tcemu.uses.replay.predicted_orders import RuleCount
-from tcemu.uses.replay.torch_products import GPUS, LIBRARIES, matmul
+from tcemu.uses.replay.torch_products import RECORDED, RULE, SHORT, check_library, matmul
 
 F32 = np.dtype(np.float32)
 
@@ -293,10 +293,9 @@ RULES_FILE, LAUNCHES_FILE = (Path(__file__).parent / f"torch_convolution_{name}.
 RULES_KIND, RULES_VERSION, RULES_FIELDS = "tcemu torch convolution rules", 1, ("gpu", "library", "date", "forms")
 LAUNCHES_KIND, LAUNCHES_VERSION = "tcemu torch convolution launches", 1
 LAUNCHES_FIELDS = ("gpu", "library", "date", "kernels", "lists", "shapes", "calls")
-SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 OPEN, FIT = "open", "fit"
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 64), (256, 128), (64, 32), (128, 32))
-RECORDED, RULE, SOURCE = "recorded kernels", "by rule", "PyTorch's source"
+SOURCE = "PyTorch's source"
 DEPTHWISE = "PyTorch's kernel for channels that are groups of their own"
 
 
@@ -474,9 +473,7 @@ def choose_order(
         Unsupported: Another dtype, GPU or library.
     """
     check_product(TorchProduct(call.dtype, 1, 1, 1))
-    for name, value, expected in (("gpu", gpu, GPUS), ("library", library, LIBRARIES)):
-        if value not in expected:
-            raise Unsupported(f"{name}={value!r}: convolutions of PyTorch were observed with {name} one of {', '.join(expected)}")
+    check_library("convolutions", gpu, library)
     described = f"{form_name(call)}: a convolution of {list(call.x)} by {list(call.weight)}, stride {list(call.stride)}"
     if launches is None and not takes_cudnn(call):
         if len(call.window) == 3:

@@ -218,6 +218,13 @@ ON_ANOTHER_GPU = RuleCount(1857, 2017)
 TEACH = "a recording of its kernels with their grids would teach it: choose_kernel(..., launches=...)"
 
 
+def check_library(what: str, gpu: str, library: str) -> None:
+    """Raise Unsupported for a GPU or a library with which the operations that `what` names were not observed."""
+    for name, value, expected in (("gpu", gpu, GPUS), ("library", library, LIBRARIES)):
+        if value not in expected:
+            raise Unsupported(f"{name}={value!r}: {what} of PyTorch were observed with {name} one of {', '.join(expected)}")
+
+
 def choose_kernel(
     call: TorchProduct,
     *,
@@ -244,9 +251,7 @@ def choose_kernel(
         Unsupported: Another dtype, memory order, GPU or library.
     """
     check_product(call)
-    for name, value, expected in (("gpu", gpu, GPUS), ("library", library, LIBRARIES)):
-        if value not in expected:
-            raise Unsupported(f"{name}={value!r}: products of PyTorch were observed with {name} one of {', '.join(expected)}")
+    check_library("products", gpu, library)
     if launches is not None:
         found = order_of_kernels(launches, call)
         return ProductChoice(call, found.recipe, found.addend_first, found.kernels, RECORDED, found.evidence)
