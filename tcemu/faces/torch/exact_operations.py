@@ -64,7 +64,7 @@ def find_exact(func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> tup
 
 def _sort(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Callable, str]:
     """A stable sort, and one of integers: CUDA's is stable for more than 32 elements, and a CPU's need not be."""
-    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    given = arguments_by_name(func, args, kwargs)
     x, dim, is_stable = given["self"], given.get("dim", -1), bool(given.get("stable"))
     if not is_stable and x.ndim and x.shape[dim] <= NETWORK and bool((x.sort(dim=dim).values.diff(dim=dim) == 0).any()):
         raise NotModelled(f"sort: equal integers among {x.shape[dim]}: CUDA's network for up to {NETWORK} is not stable")

@@ -390,7 +390,7 @@ class GpuEmulation:
         dtypes = tuple(_numpy_dtype(x.dtype) for x in empty if isinstance(x, torch.Tensor))  # type: ignore[union-attr]
         tf32, deterministic = torch.backends.cudnn.allow_tf32, has_fixed_orders()
         answer = operation.compute(Call(name, arguments, dtypes, self.gpu, self.library, self.generator, tf32, deterministic))
-        named = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+        named = arguments_by_name(func, args, kwargs)
         for key, value in answer.updates.items():
             named[key].copy_(to_tensor(value))
         for i, out in enumerate(empty):
