@@ -609,13 +609,10 @@ def _multinomial(call: Call) -> Answer:
     laid = x if order is not None else np.ascontiguousarray(x)
     given = {"self": laid, "lambd": 1.0, "generator": call["generator"]}
     (numbers,) = _exponential(replace(call, dtypes=(x.dtype,), arguments=given)).results
-    (shares,) = (
-        OPERATIONS["div"]
-        .compute(replace(call, name="div", dtypes=(x.dtype,), arguments={"self": x, "other": numbers, "rounding_mode": None}))
-        .results
-    )
+    assert numbers is not None
+    shares = _quiet(lambda p, q: (p / q).astype(x.dtype), x.astype(F32), numbers.astype(F32))
     if count == 1:
-        return Answer((np.argmax(np.asarray(shares, F32), -1, keepdims=True),), "Philox, the largest quotient", DRAWN)
+        return Answer((np.argmax(shares.astype(F32), -1, keepdims=True),), "Philox, the largest quotient", DRAWN)
     chosen = _topk(
         replace(
             call, dtypes=(x.dtype, np.dtype(np.int64)), arguments={"self": shares, "k": count, "dim": -1, "largest": True, "sorted": True}
