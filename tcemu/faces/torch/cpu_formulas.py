@@ -1,4 +1,4 @@
-"""What a GPU has as one operator and a CPU has not: fused attention and the gradients of RMS norm, by their formulas in float32."""
+"""Operators that only a GPU has, fused attention and the gradients of RMS norm, computed by their formulas in float32."""
 
 from __future__ import annotations
 

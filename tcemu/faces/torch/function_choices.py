@@ -1,4 +1,4 @@
-"""What PyTorch decides before its dispatcher, decided within `emulate(model, gpu=...)` as for tensors on a GPU.
+"""The decisions that PyTorch takes before its dispatcher: `emulate(model, gpu=...)` takes them as for tensors on a GPU.
 
 Functions that PyTorch decomposes in another way on a CPU than on a GPU are taken by a function mode: dropout, RMS norm, attention,
 recurrent layers. Autocast, optimizers, fused layers and seeds ask functions that are answered as on a GPU.

@@ -250,7 +250,7 @@ class TrainingGraphs:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What tells two of them apart."""
+        """The parts by which two graphs differ."""
         return (*self.forward.program, *self.backward.program)
 
 
@@ -318,7 +318,7 @@ class CompiledGraphs(Result):
                 and all(name.startswith("tangents_") == (i >= len(saved)) for i, name in enumerate(graph.names))
                 and all(expected.matches(x) for expected, x in zip(graph.arguments[len(saved) :], tangents, strict=True))
                 and [result != "None" for result in graph.results] == list(gradients)
-                and all(_is_saved_as(*names) for names in zip(saved, graph.names, strict=False))
+                and all(_keeps_name(*names) for names in zip(saved, graph.names, strict=False))
                 and forward.sources <= {*sources, *graph.names}  # a part of the backward pass that the forward graph computes is saved
             ]
 
@@ -470,7 +470,7 @@ def _read_interface(body: Sequence[ast.stmt]) -> tuple[tuple[str, ...], tuple[st
     return tuple(names), tuple(ast.unparse(each) for value in returned if isinstance(value, ast.Tuple) for each in value.elts)
 
 
-def _is_saved_as(result: str, name: str) -> bool:
+def _keeps_name(result: str, name: str) -> bool:
     """Return whether a result may be the operand of that name: an operand of the forward graph keeps its name."""
     own = re.search(r"\bprimals_\d+\b", result)
     return name == own.group() if own else not name.startswith("primals_")

@@ -106,7 +106,7 @@ class ConvolutionCall(NamedTuple):
 
     @property
     def is_depthwise(self) -> bool:
-        """True if each channel is a group of its own."""
+        """Whether each channel is a group of its own."""
         return self.groups > 1 and self.x[1] == self.groups and self.weight[0] % self.groups == 0
 
 

@@ -85,7 +85,7 @@ class KernelOrder(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """What a row reads besides the name and the grid."""
+    """The facts of a call that a row reads besides the kernel's name and grid."""
 
     direction: str
     dtype: str
@@ -308,7 +308,7 @@ def arrange(order: ConvolutionOrder, terms: np.ndarray, dtype: str) -> np.ndarra
     return terms.reshape(*outer, -1, order.block, window).swapaxes(-1, -2).reshape(*outer, -1)
 
 
-def slices_of(order: ConvolutionOrder, k: int, window: int) -> Slices:
+def cut_terms(order: ConvolutionOrder, k: int, window: int) -> Slices:
     """Return the slices of K that `arrange` gives."""
     if order.cut in (EVEN, IMAGES):
         return Slices.even(k, order.slices, order.tile if order.cut == EVEN else 1)
@@ -321,7 +321,7 @@ def slices_of(order: ConvolutionOrder, k: int, window: int) -> Slices:
     return Slices.single(k) if order.cut == WHOLE or count == 1 else Slices.interleaved(k, count, tile)
 
 
-def recipe_of(order: ConvolutionOrder, dtype: str, k: int, window: int) -> KernelRecipe:
+def convolution_recipe(order: ConvolutionOrder, dtype: str, k: int, window: int) -> KernelRecipe:
     """Return the recipe of the products of what `arrange` gives."""
     fmt = DTYPES[dtype]
     factors, unit = F32, Lanes()
@@ -330,12 +330,12 @@ def recipe_of(order: ConvolutionOrder, dtype: str, k: int, window: int) -> Kerne
         spelling = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{factors}.{factors}.f32"
         unit = Steps(resolve_arithmetic(spelling, TARGET).op, TARGET, residue=order.residue)
     merge = Merge(partial=fmt, serial=True) if order.serial and fmt != F32 else Merge(order.merge)
-    return KernelRecipe(factors, factors, fmt, unit, slices_of(order, k, window), merge, cast=order.cast if factors == TF32 else "RN")
+    return KernelRecipe(factors, factors, fmt, unit, cut_terms(order, k, window), merge, cast=order.cast if factors == TF32 else "RN")
 
 
 def add_products(order: ConvolutionOrder, dtype: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the products [..., M, N] of terms [..., M, channels, window] and [..., N, channels, window]."""
     window = a.shape[-1]
     left, right = (np.ascontiguousarray(arrange(order, terms, dtype)) for terms in (a, b))
-    recipe = recipe_of(order, dtype, left.shape[-1], window)
+    recipe = convolution_recipe(order, dtype, left.shape[-1], window)
     return np.asarray(matmul_with_kernel(recipe, ProductOperands(left, right.swapaxes(-1, -2)), a.dtype))
