@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_product_rules import MIN_LEAF, MOST_THRESHOLDS, grow
+from torch_product_rules import MIN_LEAF, bin_features, grow
 
 from tcemu.base.errors import NotModelled
 from tcemu.operations.functional.torch_cuda.convolution_kernels import BESIDE, FORWARD, OF_INPUT, OF_WEIGHT, REDUCES, order_of_convolution
@@ -112,15 +112,8 @@ def fit(calls: list[ConvolutionCall], labels: list[tuple]) -> ChoiceTree:
     numbers, unknown = {label: number for number, label in enumerate(orders)}, len(orders)
     y = np.array([numbers.get(label, unknown) for label in labels])
     rows = [convolution_features(call) for call in calls]
-    names, thresholds = list(rows[0]), []
-    x = np.zeros((len(y), len(names)), np.uint8)
-    for place, name in enumerate(names):
-        values = np.array([row[name] for row in rows], np.int64)
-        found = np.unique(values)[:-1]
-        if len(found) > MOST_THRESHOLDS:
-            found = np.unique(np.quantile(values, np.linspace(0, 1, MOST_THRESHOLDS + 1)[1:-1]).astype(np.int64))
-        thresholds.append(found)
-        x[:, place] = np.searchsorted(found, values, "left")
+    names = list(rows[0])
+    x, thresholds = bin_features({name: np.array([row[name] for row in rows], np.int64) for name in names})
     return ChoiceTree([list(label) for label in orders], grow(x, y, names, thresholds, unknown))
 
 

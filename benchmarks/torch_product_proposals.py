@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from torch_product_rules import ALGORITHM, MOST_THRESHOLDS, NVJET, SM_COUNT, SPLIT, grow, order_name
+from torch_product_rules import ALGORITHM, NVJET, SM_COUNT, SPLIT, bin_features, grow, order_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu_runs"))
 import model_products
@@ -273,13 +273,7 @@ def fit_tree(folder: Path, form: int, answers: dict[tuple[Curve, str], dict[int,
 
 
 def grow_tree(features: dict[str, np.ndarray], labels: np.ndarray, fitted: np.ndarray) -> list:
-    x, thresholds = np.zeros((len(labels), len(features)), np.uint8), []
-    for place, values in enumerate(features.values()):
-        found = np.unique(values)[:-1]
-        if len(found) > MOST_THRESHOLDS:
-            found = np.unique(np.quantile(values, np.linspace(0, 1, MOST_THRESHOLDS + 1)[1:-1]).astype(np.int64))
-        thresholds.append(found)
-        x[:, place] = np.searchsorted(found, values, "left")
+    x, thresholds = bin_features(features)
     return grow(x[fitted], labels[fitted], list(features), thresholds, 0)
 
 

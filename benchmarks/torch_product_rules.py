@@ -107,6 +107,18 @@ def grow(x: np.ndarray, y: np.ndarray, names: list[str], thresholds: list[np.nda
     return [] if not low and not high else [names[place], int(thresholds[place][at]), low, high]
 
 
+def bin_features(features: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the bins of the features, uint8 [shapes, features], and the thresholds between the bins of each feature."""
+    bins, thresholds = [], []
+    for values in features.values():
+        found = np.unique(values)[:-1]
+        if len(found) > MOST_THRESHOLDS:
+            found = np.unique(np.quantile(values, np.linspace(0, 1, MOST_THRESHOLDS + 1)[1:-1]).astype(np.int64))
+        thresholds.append(found)
+        bins.append(np.searchsorted(found, values, "left").astype(np.uint8))
+    return np.stack(bins, axis=1), thresholds
+
+
 def fit(form: Form, shapes: np.ndarray, choices: list[tuple[int, ...]]) -> tuple[ChoiceTree, dict[str, list[int]], int, int]:
     """Fit a form's tree. Returns it, the counts of its rules on the shapes kept back, how many of these have no leaf, and their number."""
     asked = [at for at, row in enumerate(shapes.tolist()) if is_asked(form, *row)]
@@ -117,14 +129,7 @@ def fit(form: Form, shapes: np.ndarray, choices: list[tuple[int, ...]]) -> tuple
     y = np.array([numbers.get(order, unknown) if order else unknown for order in orders])
     call = call_of(form, *shapes.T)
     features = product_features(call, SM_COUNT)
-    names, thresholds = list(features), []
-    x = np.zeros((len(y), len(names)), np.uint8)
-    for place, values in enumerate(features.values()):
-        found = np.unique(values)[:-1]
-        if len(found) > MOST_THRESHOLDS:
-            found = np.unique(np.quantile(values, np.linspace(0, 1, MOST_THRESHOLDS + 1)[1:-1]).astype(np.int64))
-        thresholds.append(found)
-        x[:, place] = np.searchsorted(found, values, "left")
+    names, (x, thresholds) = list(features), bin_features(features)
     kept = np.arange(len(y)) % 10 == 3
     tree = ChoiceTree([list(order) for order in frequent], grow(x[~kept], y[~kept], names, thresholds, unknown))
     counts, without = defaultdict(lambda: [0, 0]), 0
